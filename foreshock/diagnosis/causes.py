@@ -10,7 +10,7 @@ from typing import Final
 from foreshock.api.diagnosis import CauseSource, DiagnosisCause
 from foreshock.api.runs import ChangeRecord
 from foreshock.diagnosis.changes import change_in_words
-from foreshock.diagnosis.course import causes_of_course
+from foreshock.diagnosis.course import causes_of_course, grows_from_start
 from foreshock.diagnosis.history import History, PastAlert, at_lag_zero
 from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.diagnosis.odd_steps import ODD_STEPS, cause_of
@@ -89,6 +89,9 @@ _OF_GROWTH: Final = frozenset({"weights_not_delivered", "mismatch_without_update
 PLACE: Final = "mismatch_by_place"
 """The finding that says where the mismatch is, not what makes it."""
 
+_OF_ENGINE: Final = " rollouts of the engine "
+"""In the title of a place that is one engine."""
+
 _SOURCES: Final[Sequence[CauseSource]] = ("notary", "doctor", "probe", "lint", "detector")
 
 PROBES: Final[Collection[CauseSource]] = ("doctor", "probe")
@@ -140,6 +143,16 @@ def of_mixture(cause: DiagnosisCause) -> DiagnosisCause:
         return cause
     sentence = f"{cause.sentence} In a mixture of experts, other experts for some tokens (routing) make it too."
     return replace(cause, sentence=sentence, what_to_do=f"{_TO_ROUTING} {cause.what_to_do}")
+
+
+def of_engine(cause: DiagnosisCause, history: History) -> DiagnosisCause:
+    """Return the place of one engine, with what it looks like if k3, nearly all of it there, grows from the start."""
+    steps, k3 = (*history.first_k3.steps, *history.k3.steps), (*history.first_k3.values, *history.k3.values)
+    if cause.name != PLACE or _OF_ENGINE not in cause.title or not grows_from_start(steps, k3):
+        return cause
+    sentence = f"{cause.sentence} It has grown since step {steps[0]}: the engine looks as if it kept old weights."
+    advice = f"Check that updates reach this engine: compare digests of its weights. {cause.what_to_do}"
+    return replace(cause, sentence=sentence, what_to_do=advice)
 
 
 def is_current(cause: DiagnosisCause, history: History) -> bool:

@@ -8,6 +8,7 @@ the engine.
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -18,7 +19,7 @@ from foreshock.diagnosis.statistics import MAD_TO_SIGMA
 from foreshock.diagnosis.wording import number
 from foreshock.healthy_ranges import LARGEST_OF_NUMERICS
 
-__all__ = ["FIRST_STEP", "FIRST_STEPS", "causes_of_course"]
+__all__ = ["FIRST_STEP", "FIRST_STEPS", "causes_of_course", "grows_from_start"]
 
 FIRST_STEP = 1
 """The largest number that a run's first step may have."""
@@ -50,6 +51,8 @@ _STATIC_OF_MANY, _STATIC_OF_FEW = 1.6, 2.5
 _LARGEST_OF_PRECISION = 1e-2
 # Other known causes already explain a k3 that is present since the first step.
 _OPEN = ("mismatch_everywhere", "k3_per_entropy")
+# Each quarter of the steps is so many times the one before it.
+_QUARTER_GROWS = 1.3
 # Two temperatures are there from the first step on: they explain no growth. Nor does a place.
 _NO_GROWTH = frozenset({"temperatures_differ", "mismatch_by_place"})
 
@@ -288,13 +291,24 @@ def _since_start(
     return None
 
 
+def grows_from_start(steps: Sequence[int], k3: Sequence[float]) -> bool:
+    """Return whether k3 has grown since the run's first step: each quarter of the steps is clearly above the one before
+    it, and the last one far above the first."""
+    values = np.asarray(k3, np.float64)
+    if values.size < _MANY or steps[0] > FIRST_STEP or not np.isfinite(values).all():
+        return False
+    quarters = [float(np.median(each)) for each in np.array_split(values, 4)]
+    rises = all(later >= _QUARTER_GROWS * before for before, later in pairwise(quarters))
+    return rises and quarters[-1] >= _GROWTH * max(quarters[0], float(values[0]))
+
+
 def _grown_to(early: NDArray[np.float64], healthy_end: float) -> float | None:
     """Return the level that k3 grew to in its first steps from a healthy start; None if it did not grow steadily."""
     first, last = float(early[0]), float(early[-1])
-    if first <= _HEALTHY_START and last >= _GROWTH * first and bool((np.diff(early) > 0).all()):
+    if first <= healthy_end and last >= _GROWTH * first and bool((np.diff(early) > 0).all()):
         return last
     third = early.size // 3
-    if early.size < _LEAST_NOISY or first > _HEALTHY_START:
+    if early.size < _LEAST_NOISY or first > healthy_end:
         return None
     last, before = float(np.median(early[-third:])), float(np.median(early[-2 * third : -third]))
     steady = bool((early >= _LEAST_OF_LARGEST * np.maximum.accumulate(early)).all())

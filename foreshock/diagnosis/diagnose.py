@@ -21,6 +21,7 @@ from foreshock.diagnosis.causes import (
     is_in_few_steps,
     most_steps,
     of_course,
+    of_engine,
     of_mixture,
     ordered_causes,
     signal_of,
@@ -51,12 +52,13 @@ from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.reward_outage import outage_of
 from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.short_headline import short_of
+from foreshock.diagnosis.source_rewards import sources_in_fall
 from foreshock.diagnosis.tool_answers import tools_in_fall
 from foreshock.diagnosis.wording import number, plural, ranks_in_words
 from foreshock.lint.checks.duplicates import ALIKE
 from foreshock.severity import severity_rank
 
-JUDGE_VERSION: Final = "17"
+JUDGE_VERSION: Final = "18"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -95,8 +97,10 @@ def diagnose(history: History) -> Diagnosis:
         *outage_of(history.reward),
         *zero_rate(history.rates),
         *growing_lag(history),
+        *sources_in_fall(history, fall),
         *(() if fall is None else (*tools_in_fall(fall, history), *cut_in_fall(fall, history))),
     )
+    found = tuple(of_engine(each, history) for each in found)
     if history.model_kind == "moe":
         found = tuple(map(of_mixture, found))
     causes = ordered_causes(confirmed(found), history, fallen, fell)

@@ -26,6 +26,7 @@ from foreshock.diagnosis.mismatch_order import MISMATCH_LATER, order_in_words
 from foreshock.diagnosis.odd_steps import ODD_STEPS
 from foreshock.diagnosis.reward import level_after_fall
 from foreshock.diagnosis.reward_outage import outage_of
+from foreshock.diagnosis.source_rewards import MIX_CHANGED, ONE_SOURCE_FELL
 from foreshock.diagnosis.tool_answers import TOOLS_CHANGED
 from foreshock.diagnosis.weights import WEIGHTS_DIFFER
 from foreshock.diagnosis.wording import as_clause, number, percent, plural, reward_number
@@ -54,7 +55,7 @@ ENTROPY_RULE: Final = "entropy_rise"
 ENTROPY_FALL: Final = "entropy_fall"
 PERPLEXITY_RULE: Final = "perplexity_rise"
 
-OF_FALL: Final = (TOOLS_CHANGED, RESPONSES_CUT)
+OF_FALL: Final = (TOOLS_CHANGED, MIX_CHANGED, ONE_SOURCE_FELL, RESPONSES_CUT)
 """Causes of a fall of the reward that are no mismatch; the first one found is told."""
 
 SAID_BY: Final[Mapping[str, Collection[str]]] = {

@@ -81,7 +81,8 @@ class History:
     the largest token of each step (absent: the same); `reported` has the newest k3 that the trainer reports, with its
     |d|, if no step has both log-probs. `first_k3`, with `first_lags`, is that of the run's first steps, if they are not
     among the newest. `reward` and `length` are means of a step, `truncated` is the fraction of responses that were cut,
-    `finished_reward` the mean reward of the others, `tool_tokens` the masked tokens of a rollout.
+    `finished_reward` the mean reward of the others, `tool_tokens` the masked tokens of a rollout,
+    `sources` by step the number and the sum of the rewards of each data source, where it is asked for.
     `evaluations` are the rewards of evaluations by the name of their scalar, `rates` the logged learning rates.
     `newest_step` is the newest one with rollouts. `causes` come from the lint, in the order of its catalogue, and from
     probes, whose evidence has a `step`. `undeclared` is what must be declared before the lint can find more.
@@ -106,6 +107,7 @@ class History:
     truncated: SteppedValues = SteppedValues()
     finished_reward: SteppedValues = SteppedValues()
     tool_tokens: SteppedValues = SteppedValues()
+    sources: Mapping[int, Mapping[str, tuple[int, float]]] = field(default_factory=dict)
     causes: tuple[DiagnosisCause, ...] = ()
     undeclared: tuple[MissingData, ...] = ()
     unlogged: tuple[MissingData, ...] = ()

@@ -19,6 +19,7 @@ from foreshock.diagnosis.history import NEWEST_STEPS, History, PastAlert
 from foreshock.diagnosis.mismatch_order import MISMATCH_LATER
 from foreshock.diagnosis.mismatch_rules import LOWER, PROBE
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE, where_to_look
+from foreshock.diagnosis.source_rewards import MIX_CHANGED, ONE_SOURCE_FELL
 from foreshock.severity import severity_rank
 
 
@@ -64,7 +65,9 @@ def next_steps(
             look = setting.what_to_do
         elif follows and (changed := changed_first(collapse, grave, history)) is not None:
             look = _OF_POLICY.get(changed.rule, look)
-        found = [f"{_way_back(collapse, began, history)} {look}"]
+        # No earlier policy is better if only the prompts are others, or one of several rewards.
+        no_way_back = setting is not None and setting.name in (MIX_CHANGED, ONE_SOURCE_FELL)
+        found = [look if no_way_back else f"{_way_back(collapse, began, history)} {look}"]
     elif fall is not None and fall.evidence.get("first") in MISMATCH_LATER:
         led = changed_first(fall, grave, history)
         found = [] if led is None else [_OF_POLICY.get(led.rule, "")]

@@ -9,6 +9,7 @@ import numpy as np
 
 from foreshock.lint.checks.responses import OF_A_SAMPLE, Rollouts
 from foreshock.lint.counting import Counting, Counts, Example, Table
+from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome
 from foreshock.measures.statistics.clusters import keys_of_texts
 
@@ -17,9 +18,9 @@ _CODES = 1 << 32
 
 
 class RewardsBySource(Table):
-    """Rewards, the code of the source, the least reward negated and the largest, by data source and prompt group."""
+    """Rewards and their sum, the code of the source, the least one negated and the largest, by source and group."""
 
-    COLUMNS = ("rewards", "source", "minus_min", "max")
+    COLUMNS = ("rewards", "total", "source", "minus_min", "max")
     LARGEST = 3
 
 
@@ -41,7 +42,7 @@ class Sources(Counts):
             counting.add_example(f"rewards {code}", Example(name))
         reward = batch.reward[rows]
         keys = counting.group_keys[rows] ^ (codes * np.uint64(_CODES))
-        self.rewards += RewardsBySource.of(keys, np.ones(rows.size), codes, -reward, reward)
+        self.rewards += RewardsBySource.of(keys, np.ones(rows.size), reward, codes, -reward, reward)
 
     def across_steps(self) -> Self:
         """Return the counts without rewards, which are compared within a step only."""
@@ -50,7 +51,7 @@ class Sources(Counts):
 
 def _check(judging: Judging) -> Outcome:
     """Check for data sources without a reward above the lowest one, of which others have many."""
-    count, source, minus_min, largest = judging[Sources].rewards.values.T
+    count, _, source, minus_min, largest = judging[Sources].rewards.values.T
     codes, of_source = np.unique(source, return_inverse=True)
     if codes.size < 2:
         return Clean("fewer than two data sources have rewards")
@@ -79,6 +80,17 @@ def _check(judging: Judging) -> Outcome:
         {"groups": groups[place], "most": most[place], "share_of_others": share[place]},
         title=f"no rollout of data source {name} is rewarded",
     )
+
+
+def rewards_by_source(evidence: LintEvidence) -> dict[str, tuple[int, float]]:
+    """Return the number and the sum of the rewards of each data source; empty with fewer than two sources."""
+    table = evidence[Sources].rewards
+    found = {}
+    for code in np.unique(table.column("source")):
+        rows = table.values[table.column("source") == code]
+        named = next(iter(evidence.where(f"rewards {int(code)}")), Example(""))
+        found[named.sample_id] = (int(rows[:, 0].sum()), float(rows[:, 1].sum()))
+    return found if len(found) > 1 else {}
 
 
 UNREWARDED = Check(

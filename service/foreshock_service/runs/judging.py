@@ -12,6 +12,7 @@ from typing import Any
 from foreshock import errors, lint, rollouts
 from foreshock.api import steps
 from foreshock.lint.checks import sampling
+from foreshock.lint.checks.sources import rewards_by_source
 from foreshock.lint.evidence import examples_from_json
 from foreshock.model_kind import ModelKind
 
@@ -44,6 +45,8 @@ class StepVerdict:
     entropy: float
     surprisal_variance: float
     largest_surprisal: float
+    sources: dict[str, tuple[int, float]]
+    """The number and the sum of the rewards of each data source, if there are several."""
 
 
 def lint_shard(batch: rollouts.RolloutBatch) -> lint.LintEvidence:
@@ -94,8 +97,10 @@ def judge_evidence(
     names = {warning.name for warning in report.warnings}
     counts = all(map(math.isfinite, (sums.surprisal, sums.entropy, sums.variance, sums.largest)))
     if not counts or "entropy_of_trainer" in names or sampling.unreliable_surprisal(evidence, names):
-        return StepVerdict(report, 0, 0.0, 0.0, 0.0, 0.0)
-    return StepVerdict(report, sums.tokens, sums.surprisal, sums.entropy, sums.variance, sums.largest)
+        sums = sampling.SurprisalSums(0, 0.0, 0.0, 0.0, 0.0, 0, math.nan)
+    return StepVerdict(
+        report, sums.tokens, sums.surprisal, sums.entropy, sums.variance, sums.largest, rewards_by_source(evidence)
+    )
 
 
 def judge_window(

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Text, cast, func, select
+from sqlalchemy import ColumnElement, Text, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock import json_values
@@ -89,6 +89,7 @@ def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVe
         "warnings": {warning.name: warning.severity for warning in warnings},
         "report": to_json(verdict.report),
         **{name: getattr(verdict, name) for name in _SUMS},
+        "sources": verdict.sources or None,
     }
     upsert(session, StepLint, [row], _STEP_KEY)
     if again or warnings:
@@ -119,6 +120,17 @@ def faulty_steps(session: Session, run_id: str, first: int, last: int) -> set[in
     active = attempts.active_rows(session, run_id, StepLint, first, last)
     query = select(StepLint.step).where(StepLint.run_id == run_id, active, StepLint.severity == "critical")
     return set(session.scalars(query))
+
+
+def rewards_by_source(
+    session: Session, run_id: str, *ranges: tuple[int, int]
+) -> dict[int, dict[str, tuple[int, float]]]:
+    """Return step → data source → number and sum of its rewards, of the active steps in some ranges of steps."""
+    within = or_(*(StepLint.step.between(first, last) for first, last in ranges))
+    active = attempts.active_rows(session, run_id, StepLint, min(first for first, _ in ranges))
+    query = select(StepLint.step, StepLint.sources).where(StepLint.run_id == run_id, active, within)
+    rows = session.execute(query.order_by(StepLint.step))
+    return {step: {name: (count, total) for name, (count, total) in found.items()} for step, found in rows if found}
 
 
 def fault_of_log_probs(session: Session, run_id: str, first: int, last: int) -> str:

@@ -13,10 +13,11 @@ from foreshock import clock, comparisons
 from foreshock.api.diagnosis import Diagnosis, MissingData
 from foreshock.api.watch import STANDING
 from foreshock.diagnosis import lags, mismatch_rules
+from foreshock.diagnosis.causes import REWARD_RULES
 from foreshock.diagnosis.course import FIRST_STEP, FIRST_STEPS
 from foreshock.diagnosis.diagnose import JUDGE_VERSION, diagnose
 from foreshock.diagnosis.findings import PastFinding, ToldFindings, tell_findings
-from foreshock.diagnosis.history import WINDOW_STEPS, AwaitedShards, History, PastAlert, SteppedValues
+from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert, SteppedValues
 from foreshock.diagnosis.largest_token import without_largest_token
 from foreshock.diagnosis.quantities import (
     LARGEST_D_KEY,
@@ -171,6 +172,7 @@ def history_of(session: Session, run_id: str) -> History:
             for step, values in of_steps
             if values["num_rollouts"]
         ),
+        sources=_sources(session, run_id, alerts, reward, observed) if has_rollouts else {},
         causes=findings.causes,
         undeclared=findings.undeclared,
         unlogged=(*findings.unlogged, *remarks),
@@ -226,6 +228,19 @@ def _evaluations(session: Session, run: tables.Run | None, observed: int | None)
     found = sorted(scalars.scalars_of_active_steps(session, run.id, names, first, observed).items())
     read = {name: _stepped((step, values.get(name)) for step, values in found) for name in sorted(names)}
     return {name: values for name, values in read.items() if values.values}
+
+
+def _sources(
+    session: Session, run_id: str, alerts: Iterable[PastAlert], reward: SteppedValues, newest: int | None
+) -> dict[int, dict[str, tuple[int, float]]]:
+    """Return the rewards by data source about a fall of the reward; nothing else asks for them."""
+    fall = min((each.onset for each in alerts if each.is_open and each.rule in REWARD_RULES), default=None)
+    if newest is None or not reward.values or not (fall is not None or reward.newest() < reward.best()):
+        return {}
+    if fall is None:
+        return lint.rewards_by_source(session, run_id, (newest - WINDOW_STEPS, newest))
+    of_fall = (fall - NEWEST_STEPS, fall - 1), (max(fall, newest - NEWEST_STEPS), newest)
+    return lint.rewards_by_source(session, run_id, *of_fall)
 
 
 def _rates(session: Session, run: tables.Run | None, observed: int | None) -> SteppedValues:

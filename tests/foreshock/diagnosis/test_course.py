@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from foreshock.diagnosis.course import causes_of_course
+from foreshock.diagnosis.course import causes_of_course, grows_from_start
 from tests.foreshock.diagnosis.curves import noisy
 
 
@@ -49,6 +49,23 @@ def test_growth_from_the_first_step_looks_like_weights_that_do_not_arrive() -> N
     assert "weights_not_delivered" not in names(grown, first=5)
     assert "weights_not_delivered" not in names(grown, named=("shifted_log_probs",))
     assert "weights_not_delivered" not in names(np.array([2.9e-4, 3.1e-4, 2.8e-4, 3e-4, 0.01, 0.02]))
+
+
+def test_the_growth_of_a_mixture_starts_at_its_own_healthy_level() -> None:
+    grown = [1.5e-3 * 1.4**step for step in range(16)]
+    (found,) = causes_of_course(range(1, 17), grown, (), 1e-2)
+    assert found.name == "weights_not_delivered"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_growth_over_the_whole_run_is_told_from_a_level(seed: int) -> None:
+    steps = range(1, 61)
+    grown = noisy(4e-4 + 5e-2 * (np.arange(60) / 60) ** 2, 0.3, seed)
+    assert grows_from_start(steps, grown)
+    assert not grows_from_start(range(11, 71), grown)
+    assert not grows_from_start(steps, grown[::-1])
+    for level in (np.full(60, 5e-2), 4e-4 + 5e-2 * np.minimum(np.arange(60) / 8, 1.0)):
+        assert not grows_from_start(steps, noisy(level, 0.3, seed))
 
 
 @pytest.mark.parametrize("seed", range(5))

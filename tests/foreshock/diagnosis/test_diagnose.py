@@ -156,6 +156,20 @@ def test_a_place_is_not_to_be_looked_at_when_the_setting_is_named() -> None:
     assert found.next_steps == (NAMED.what_to_do, RISE.what_to_do)
 
 
+@pytest.mark.parametrize("is_growing", [True, False])
+def test_a_mismatch_of_one_engine_that_grows_from_the_start_is_of_its_weights(is_growing: bool) -> None:
+    title = "k3 averages 0.263 in the 16 rollouts of the engine dp2, and 3.8e−4 elsewhere"
+    place = DiagnosisCause(
+        name="mismatch_by_place", title=title, sentence=f"{title}.", source="lint", what_to_do="Compare the engines."
+    )
+    steps, of_steps = list(range(1, 61)), [1e-3 * step if is_growing else 0.03 for step in range(60)]
+    k3 = SteppedValues(steps, [4e-4 + each for each in of_steps])
+    found = diagnose(replace(HEALTHY, k3=k3, tokens=[5000] * 60, causes=(place,)))
+    (cause,) = (each for each in found.causes if each.name == place.name)
+    assert ("the engine looks as if it kept old weights" in cause.sentence) == is_growing
+    assert cause.what_to_do.startswith("Check that updates reach this engine" if is_growing else "Compare the engines")
+
+
 def test_of_alerts_of_one_step_the_mismatch_is_told() -> None:
     others = tuple(replace(RISE, rule=rule, why=f"{rule}.") for rule in ("chi2_high", "tail_heavy"))
     rise = replace(RISE, evidence={"cause": "mismatch"})
