@@ -291,15 +291,15 @@ def _since_start(
     return None
 
 
-def grows_from_start(steps: Sequence[int], k3: Sequence[float]) -> bool:
+def grows_from_start(steps: Sequence[int], k3: Sequence[float] | NDArray[np.float64]) -> bool:
     """Return whether k3 has grown since the run's first step: each quarter of the steps is clearly above the one before
-    it, and the last one far above the first."""
+    it, and the last one far above the first steps."""
     values = np.asarray(k3, np.float64)
     if values.size < _MANY or steps[0] > FIRST_STEP or not np.isfinite(values).all():
         return False
     quarters = [float(np.median(each)) for each in np.array_split(values, 4)]
     rises = all(later >= _QUARTER_GROWS * before for before, later in pairwise(quarters))
-    return rises and quarters[-1] >= _GROWTH * max(quarters[0], float(values[0]))
+    return rises and quarters[-1] >= _GROWTH * float(np.median(values[:_NEWEST]))
 
 
 def _grown_to(early: NDArray[np.float64], healthy_end: float) -> float | None:
