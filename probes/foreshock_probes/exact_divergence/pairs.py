@@ -1,19 +1,14 @@
-"""Exact divergences from vLLM: the two parts of a worker's exact pair.
+"""An exact pair: π is a forward pass of torch, μ is vLLM's prefill, compared at the states before all response tokens.
 
-The target's states and head go to a file. vLLM's process compares them with the logits from which it computes prompt
-log-probs. The engine's logits are not recomputed from a copy of the weights, because its kernels, dtypes and rounding
-are what is measured. The engine gets one rollout at a time, because its logits are observed
-(`observed_logits.PromptLogitsHook`); its option `batch_size` has no effect.
-
-Both parts of a pair have the numerics of their scorers' options. The target uses the batches of its scorer, so that its
-log-probs equal the scorer's.
+The two engines run one after another, each in its own process. The first writes its hidden states and its head to a
+file; the second computes their logits and reduces them with its own, chunk by chunk as vLLM computes these. All logits
+together would not fit into memory: they are V times as many numbers as tokens.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from foreshock.errors import ForeshockError
 from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import EXACT_PAIRS
-from foreshock_probes.exact_divergence.divergences import ExactDivergences
-from foreshock_probes.exact_divergence.logit_sources import LogitSource
-from foreshock_probes.exact_divergence.model_distribution import ModelDistribution
-from foreshock_probes.exact_divergence.observed_logits import PromptLogitsHook, RolloutReduction
-from foreshock_probes.scorers.forward_pass import TokenBatch
+from foreshock_probes.exact_divergence.divergences import NAMES, Divergences, exact_divergences
+from foreshock_probes.scorers.forward_pass import TokenBatch, check_logits, head_in, precision, soft_cap, soft_capped
 from foreshock_probes.scorers.request import (
     Report,
     ScoreRequest,
@@ -37,26 +29,16 @@ from foreshock_probes.scorers.request import (
     parse_options,
     write_arrays,
 )
-from foreshock_probes.scorers.tokens import (
-    compose,
-    known_states,
-    sequence,
-    sequence_lengths,
-    tokens_of_states,
-)
-from foreshock_probes.scorers.vllm_engine import VllmEngine, VllmOptions, prepare_engine
-from foreshock_probes.scorers.vllm_scorers import prompt_log_probs
+from foreshock_probes.scorers.tokens import compose, known_states, sequence, sequence_lengths, tokens_of_states
+from foreshock_probes.scorers.vllm_engine import VllmOptions, prepare_engine
+from foreshock_probes.scorers.vllm_scorers import one_by_one, prompt_log_probs
 
-# What the measures need of ExactDivergences, besides `top1_flip`.
-_COLUMNS = (
-    "kl",
-    "reverse_kl",
-    "tv",
-    "target_entropy",
-    "behaviour_entropy",
-    "target_log_probs",
-    "behaviour_log_probs",
-)
+# Rounding of a float32 log-softmax; one bfloat16 digit of a logit is 100 times as large.
+_ABSOLUTE, _RELATIVE = 2e-5, 2e-6
+
+
+class NotReproducedError(ForeshockError):
+    """The engine's log-probs are not those of the observed logits, so the divergences would be wrong."""
 
 
 def run_part(
@@ -71,156 +53,162 @@ def run_part(
     if request.scorer == EXACT_PAIRS[arguments["pair"]].target:
         write_arrays(result, write_target(request, states, warm, report))
         return
-    with _opened(states) as target:
-        found, fingerprint = _compare(request, target, warm, report)
-        write_arrays(result, fingerprint, **_of_tokens(request.rollouts.num_tokens, found, target.known))
+    found, fingerprint = compare(request, states, warm, report)
+    write_arrays(result, fingerprint, **found)
 
 
 def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> Fingerprint:
-    """Write the states before all response tokens, and the head, to the file `states`; return the fingerprint."""
+    """Write the states before all response tokens [T, H], and the head, to the file `states`."""
+    from safetensors.torch import save_file
+
     from foreshock_probes.scorers.torch_forward import TrainerOptions, prepare_forward_pass
 
     options, rollouts = parse_options(TrainerOptions, request), request.rollouts
     if options.truncation == "apply":
         raise UnsupportedScoreError("exact divergences are those of whole distributions; leave out truncation='apply'")
     forward = prepare_forward_pass(request, options, warm)
-    model = ModelDistribution(forward.model, autocast=forward.autocast, head_dtype=forward.head_dtype)
-    known = known_states(rollouts)
-    size, done = forward.model.get_output_embeddings().weight.shape[1], 0
-    hidden = torch.zeros((rollouts.num_tokens, size), dtype=model.states_dtype)
-    with torch.no_grad():
-        model.check(torch.from_numpy(_beginning(rollouts))[None].to(forward.device))
+    head = forward.model.get_output_embeddings()
+    dtype = forward.head_dtype or forward.autocast or head.weight.dtype
+    hidden = torch.zeros((rollouts.num_tokens, head.weight.shape[1]), dtype=dtype)
+    known, done = known_states(rollouts), 0
+    lengths = sequence_lengths(rollouts)
+    if not lengths.any():
+        raise UnsupportedScoreError("there are no tokens to compare distributions at")
+    first = torch.from_numpy(sequence(rollouts, int(np.argmax(lengths > 0)))[:8].astype(np.int64))[None]
+    with torch.no_grad(), precision(forward.device, forward.autocast):
+        with head_in(forward.model, forward.head_dtype):
+            check_logits(forward.model, first.to(forward.device))
         for rows in forward.plan.batches:
             batch = TokenBatch(rollouts, rows, options.padding, forward.device)
-            found = model.hidden(batch.ids, batch.mask, batch.positions)[:, :-1][batch.needed]
-            hidden[torch.from_numpy(tokens_of_states(rollouts, rows, known))] = found.to(model.states_dtype).cpu()
+            found = forward.model.get_decoder()(**batch.inputs).last_hidden_state[:, :-1][batch.needed]
+            hidden[torch.from_numpy(tokens_of_states(rollouts, rows, known))] = found.to(dtype).cpu()
             done += batch.num_response_tokens
             report(done)
-    _write_states(states, model.source(hidden), known, forward.distribution.temperature)
+    tensors = {
+        "hidden": hidden,
+        "weight": head.weight.detach().to("cpu", dtype).contiguous(),
+        "softcap": torch.tensor(soft_cap(forward.model)),
+        "divisor": torch.from_numpy(forward.distribution.temperature),
+    }
+    if getattr(head, "bias", None) is not None:
+        tensors["bias"] = head.bias.detach().to("cpu", dtype)
+    save_file(tensors, states)
     return forward.fingerprint
 
 
-def _compare(
-    request: ScoreRequest, target: _TargetStates, warm: WarmModel, report: Report
-) -> tuple[list[ExactDivergences], Fingerprint]:
-    """Return the divergences of the target (π) and of vLLM's prefill (μ) at all states, rollout by rollout.
+def compare(
+    request: ScoreRequest, states: Path, warm: WarmModel, report: Report
+) -> tuple[dict[str, NDArray[Any]], Fingerprint]:
+    """Return the divergences of the target (π) and of vLLM's prefill (μ) by name, each [T], NaN without a state.
 
     Raises NotReproducedError if the log-probs that vLLM returns are not those of the observed logits.
     """
+    from safetensors.torch import load_file
+
     options, rollouts = parse_options(VllmOptions, request), request.rollouts
-    if options.tensor_parallel_size != 1:
-        raise UnsupportedScoreError(
-            f"exact divergences need tensor_parallel_size=1, got {options.tensor_parallel_size}"
-        )
-    prepared = prepare_engine(request, options, warm)
-    engine = prepared.engine
-    target.move_to(engine.device)
-    found: list[ExactDivergences] = []
-    with _observed(engine, prepared.divisor) as reduction:
-        for row in range(rollouts.num_rollouts):
-            start, stop = _states_of(rollouts, row)
-            if stop > start:
-                tokens = sequence(rollouts, row)
-                prompt = tokens.size - (stop - start)
-                engine.divide_logits_by(float(prepared.divisor[row]))
-                reduction.start_rollout(target.source(row, start, stop), tokens, prompt)
-                (output,) = engine.prefill([tokens])
-                found.append(reduction.finish_rollout(row, prompt_log_probs(output, prompt)))
-            report(int(rollouts.response_offsets[row + 1]))
+    prepared = prepare_engine(request, options, warm, in_process="exact divergences")
+    target = load_file(states)
+    target |= {name: target[name].to(prepared.engine.device) for name in ("weight", "bias") if name in target}
+    values = {name: np.full(rollouts.num_tokens, np.nan, np.float32) for name in NAMES}
+    for row, place, tokens in one_by_one(rollouts, prepared, report):
+        of_rollout = {**target, "hidden": target["hidden"][place], "divisor": target["divisor"][row]}
+        reduction = Reduction(of_rollout, tokens)
+        end = prepared.engine.apply(partial(observe_logits, observe=reduction.add))
+        try:
+            (output,) = prepared.engine.prefill([tokens])
+        finally:
+            end()
+        for name, found in reduction.finish(row, prompt_log_probs(output, reduction.first)).items():
+            values[name][place] = found.numpy()
     composition = compose(sequence_lengths(rollouts), 1, request.variant).name
-    return found, prepared.fingerprint(request, options, composition)
+    return values, prepared.fingerprint(request, options, composition)
 
 
-@contextmanager
-def _observed(engine: VllmEngine, divisor: NDArray[np.float64]) -> Iterator[RolloutReduction]:
-    """Reduce the logits of the engine's prompts within the block, after their division by a temperature."""
-    for temperature in np.unique(divisor):
-        engine.divide_logits_by(float(temperature))  # the first one other than 1 wraps the logits, below the hook
-    reduction = RolloutReduction()
-    hook = PromptLogitsHook(reduction.add_logits)
-    engine.apply(hook.attach)
-    try:
-        yield reduction
-    finally:
-        hook.detach()
+class Reduction:
+    """Reduces the engine's logits of a sequence to divergences from `target`, whose states precede its last tokens."""
+
+    def __init__(self, target: dict[str, torch.Tensor], tokens: NDArray[np.int32]) -> None:
+        self._target, self._tokens, self.first = target, tokens, tokens.size - target["hidden"].shape[0]
+        self._seen: list[int] = []
+        self._parts: list[Divergences] = []
+
+    def add(self, positions: NDArray[np.int64], logits: torch.Tensor) -> None:
+        """Reduce the engine's `logits` [n, V] at `positions` [n] of the sequence; ignore positions of the prompt."""
+        needed = np.flatnonzero((positions >= self.first - 1) & (positions < self._tokens.size - 1))
+        if needed.size:
+            at = positions[needed]
+            self._seen += at.tolist()
+            ids = torch.from_numpy(self._tokens[at + 1].astype(np.int64)).to(logits.device)
+            of_target = target_logits(self._target, torch.from_numpy(at - (self.first - 1)))
+            chosen = logits[torch.from_numpy(needed).to(logits.device)]
+            self._parts.append(exact_divergences(of_target, chosen, ids))
+
+    def finish(self, row: int, returned: NDArray[np.float64]) -> Divergences:
+        """Return the divergences of the rollout `row`, whose response has the log-probs `returned` by the engine.
+
+        Raises NotReproducedError if they differ or if a state was not observed exactly once, in order.
+        """
+        if self._seen != list(range(self.first - 1, self._tokens.size - 1)):
+            raise NotReproducedError(
+                f"logits of {len(self._seen)} states of rollout {row} were observed, expected each of its "
+                f"{self._tokens.size - self.first} once and in order: this release of vLLM computes prompt log-probs "
+                "in another way"
+            )
+        found = {name: torch.cat([part[name] for part in self._parts]) for name in NAMES}
+        check_reproduced(row, found["behaviour_log_probs"].numpy(), returned)
+        return found
 
 
-def _of_tokens(tokens: int, found: list[ExactDivergences], known: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
-    """Return the divergences of all response tokens by name, each [T]; NaN at those without a state."""
-    values: dict[str, NDArray[Any]] = {name: np.full(tokens, np.nan, np.float32) for name in _COLUMNS}
-    values["top1_flip"] = np.zeros(tokens, np.uint8)
-    if found:
-        together = ExactDivergences.concatenate(found)
-        for name in _COLUMNS:
-            values[name][known] = getattr(together, name)
-        values["top1_flip"][known] = together.top1_flip
-    # Rounding of a float32 reduction may move total variation and entropies slightly out of their range.
-    values["tv"] = np.minimum(values["tv"], 1.0)
-    for name in ("target_entropy", "behaviour_entropy"):
-        values[name] = np.maximum(values[name], 0.0)
-    return values
+def target_logits(target: dict[str, torch.Tensor], states: torch.Tensor) -> torch.Tensor:
+    """Return the target's logits of its `states`, rounded as its model rounds them, then divided by `divisor`."""
+    hidden = target["hidden"][states].to(target["weight"].device)
+    logits = torch.nn.functional.linear(hidden, target["weight"], target.get("bias"))
+    logits = soft_capped(logits, float(target["softcap"]))
+    return logits if target["divisor"] == 1.0 else logits.float() / float(target["divisor"])
 
 
-def _beginning(rollouts: RolloutBatch) -> NDArray[np.int64]:
-    """Return the first tokens of the first rollout that has any, with which the model is checked."""
-    lengths = sequence_lengths(rollouts)
-    row = int(np.argmax(lengths > 0)) if lengths.size else 0
-    if not lengths.size or not lengths[row]:
-        raise UnsupportedScoreError("there are no tokens to compare distributions at")
-    tokens: NDArray[np.int64] = sequence(rollouts, row)[:8].astype(np.int64)
-    return tokens
+def check_reproduced(row: int, observed: NDArray[np.float64], returned: NDArray[np.float64]) -> None:
+    """Raise NotReproducedError unless the log-probs `observed` equal those `returned` by the engine, up to rounding."""
+    same = np.isclose(observed, returned, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True)
+    if not same.all():
+        first = int(np.flatnonzero(~same)[0])
+        raise NotReproducedError(
+            f"token {first} of rollout {row} has the log-prob {observed[first]:.6f} by the observed logits, but vLLM "
+            f"returned {returned[first]:.6f}; {int((~same).sum())} of {same.size} tokens differ: this release of vLLM "
+            "computes its log-probs from other logits"
+        )
 
 
-def _states_of(rollouts: RolloutBatch, row: int) -> tuple[int, int]:
-    """Return the range in [T] of the response tokens of the rollout `row` that have a state before them."""
-    start, stop = (int(offset) for offset in rollouts.response_offsets[row : row + 2])
-    without_prompt = rollouts.prompt_offsets[row + 1] == rollouts.prompt_offsets[row]
-    return (min(start + 1, stop) if without_prompt else start), stop
+def observe_logits(model: Any, observe: Callable[[NDArray[np.int64], torch.Tensor], None]) -> Callable[[], None]:
+    """Call `observe(positions [n], logits [n, V])` for each chunk of prompt states of a model of vLLM; return the end.
 
-
-def _write_states(path: Path, source: LogitSource, known: NDArray[np.bool_], divisor: NDArray[np.float64]) -> None:
-    """Write the states [T, H] and the head of `source` to `path`, without the temperature of `source`.
-
-    `known` [T] is False for a response token without a state before it. `divisor` [N] divides the logits of each
-    rollout.
+    vLLM has no interface for these logits: prompt log-probs over the vocabulary are Python objects, and hidden states
+    are available only to connectors for drafters. But all of its model runners call the model and then
+    `compute_logits`, on a slice of the model's output for prompt log-probs, on a copy of some rows for the sampler. A
+    slice shares its memory with the output, so its offset gives the rows, and the model's argument `positions` gives
+    their positions. Correct only for one sequence at a time; the caller must check that each position came once.
     """
-    from safetensors.torch import save_file
+    plain, newest = model.compute_logits, list[tuple[torch.Tensor, torch.Tensor]]()
 
-    tensors = {"hidden": source.hidden, "weight": source.weight}
-    if source.bias is not None:
-        tensors["bias"] = source.bias
-    tensors |= {"known": torch.from_numpy(known), "divisor": torch.from_numpy(divisor)}
-    # safetensors cannot store tensors that share memory.
-    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(copies, path, metadata={"softcap": json.dumps(source.softcap)})
+    def forwarded(model: Any, arguments: tuple[Any, ...], named: dict[str, Any], states: Any) -> None:
+        positions = named.get("positions")
+        newest.clear()
+        if isinstance(states, torch.Tensor) and isinstance(positions, torch.Tensor) and positions.ndim == 1:
+            newest.append((states, positions))
 
+    def compute_logits(hidden: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        logits = plain(hidden, *arguments, **named)
+        for states, positions in newest:
+            if logits is None or hidden.untyped_storage().data_ptr() != states.untyped_storage().data_ptr():
+                continue
+            first = (hidden.storage_offset() - states.storage_offset()) // states.stride(0)
+            observe(positions[first : first + hidden.shape[0]].cpu().numpy().astype(np.int64), logits)
+        return logits
 
-class _TargetStates:
-    """The target's distributions in an open file."""
+    def end() -> None:
+        model.compute_logits = plain
+        handle.remove()
 
-    def __init__(self, file: Any) -> None:
-        self.known: NDArray[np.bool_] = file.get_tensor("known").numpy()
-        self._divisor: NDArray[np.float64] = file.get_tensor("divisor").numpy()
-        self._softcap: float | None = json.loads(file.metadata()["softcap"])
-        self._hidden = file.get_slice("hidden")
-        self._weight = file.get_tensor("weight")
-        self._bias = file.get_tensor("bias") if "bias" in file.keys() else None  # noqa: SIM118 (not a dict)
-
-    def move_to(self, device: torch.device) -> None:
-        """Compute the logits on this device."""
-        self._weight = self._weight.to(device)
-        self._bias = None if self._bias is None else self._bias.to(device)
-
-    def source(self, row: int, start: int, stop: int) -> LogitSource:
-        """Return the logits of the states `start` … `stop`, which belong to the rollout `row`."""
-        hidden = self._hidden[start:stop].to(self._weight.device)
-        return LogitSource(hidden, self._weight, self._bias, float(self._divisor[row]), self._softcap)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[_TargetStates]:
-    """Open the file that `_write_states` wrote."""
-    from safetensors import safe_open
-
-    with safe_open(path, "pt", device="cpu") as file:
-        yield _TargetStates(file)
+    model.compute_logits = compute_logits
+    handle = model.register_forward_hook(forwarded, with_kwargs=True)
+    return end

@@ -64,14 +64,8 @@ def empty_routes(tokens: int, layers: int, top_k: int) -> NDArray[np.int16]:
     return np.full((tokens, layers, top_k), UNKNOWN_EXPERT, np.int16)
 
 
-def write_routes(path: Path, routes: RecordedRoutes) -> None:
-    """Write the routes to `path`."""
-    layers = np.array(routes.layers, np.int64)
-    write_arrays(path, routes.fingerprint, experts=routes.experts, layers=layers, log_probs=routes.log_probs)
-
-
 def read_routes(path: Path) -> RecordedRoutes:
-    """Return the routes in the file that `write_routes` wrote."""
+    """Return the routes in the file that `run_part` wrote."""
     found, fingerprint = read_arrays(path)
     return RecordedRoutes(found["experts"], tuple(found["layers"].tolist()), found["log_probs"], fingerprint)
 
@@ -92,7 +86,9 @@ def run_part(
         raise UnsupportedScoreError(
             f"{request.scorer} cannot record routed experts; scorers that can: {', '.join(ROUTING.usable_scorers())}"
         )
-    write_routes(result, imported(named)(request, warm, report))
+    found: RecordedRoutes = imported(named)(request, warm, report)
+    layers = np.array(found.layers, np.int64)
+    write_arrays(result, found.fingerprint, experts=found.experts, layers=layers, log_probs=found.log_probs)
 
 
 def run_job(job: LeasedJob) -> dict[str, Any]:

@@ -6,9 +6,7 @@ rollout at a time: the tokens of a step are then those of one sequence, in order
 themselves, as some GPU kernels do, have no such router; they are refused.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,9 @@ from numpy.typing import NDArray
 from foreshock.scorers import REFERENCE
 from foreshock_probes.routing.recorded import RecordedRoutes, empty_routes
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
-from foreshock_probes.scorers.tokens import compose, sequence, sequence_lengths
-from foreshock_probes.scorers.vllm_engine import VllmEngine, VllmOptions, prepare_engine
-from foreshock_probes.scorers.vllm_scorers import prompt_log_probs
+from foreshock_probes.scorers.tokens import compose, sequence_lengths
+from foreshock_probes.scorers.vllm_engine import VllmOptions, prepare_engine
+from foreshock_probes.scorers.vllm_scorers import one_by_one, prompt_log_probs
 
 
 def record(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRoutes:
@@ -35,109 +33,84 @@ def record(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRo
             f"{request.scorer} records routes one rollout at a time, so it has no variant {request.variant!r}; compare "
             f"{REFERENCE} with its variant for a noise floor"
         )
-    if options.tensor_parallel_size != 1:
-        raise UnsupportedScoreError(f"routes need tensor_parallel_size=1, got {options.tensor_parallel_size}")
-    prepared = prepare_engine(request, options, warm)
+    prepared = prepare_engine(request, options, warm, in_process="routes")
     log_probs = np.full(rollouts.num_tokens, np.nan, np.float32)
-    lengths = sequence_lengths(rollouts)
-    with _recorded(prepared.engine) as routes:
-        experts: NDArray[np.int16] | None = None
-        for row in range(rollouts.num_rollouts):
-            start, stop = (int(offset) for offset in rollouts.response_offsets[row : row + 2])
-            prompt = int(lengths[row]) - (stop - start)
-            start += 1 if prompt == 0 else 0  # the first token of a rollout without a prompt has no state before it
-            if stop > start:
-                tokens = sequence(rollouts, row)
-                prepared.engine.divide_logits_by(float(prepared.divisor[row]))
-                routes.start()
-                (output,) = prepared.engine.prefill([tokens])
-                first = max(prompt, 1)
-                log_probs[start:stop] = prompt_log_probs(output, first)
-                found = routes.finish(tokens.size)
-                if experts is None:
-                    experts = empty_routes(rollouts.num_tokens, *found.shape[1:])
-                experts[start:stop] = found[first - 1 : -1]
-            report(int(rollouts.response_offsets[row + 1]))
+    experts: NDArray[np.int16] | None = None
+    layers = prepared.engine.apply(lambda model: tuple(sorted(routers_of(model))))
+    for _, place, tokens in one_by_one(rollouts, prepared, report):
+        first = tokens.size - (place.stop - place.start)
+        positions, routed, detach = prepared.engine.apply(observe_routes)
+        try:
+            (output,) = prepared.engine.prefill([tokens])
+        finally:
+            detach()
+        log_probs[place] = prompt_log_probs(output, first)
+        found = _in_order(positions, [routed[layer] for layer in layers], tokens.size)
         if experts is None:
-            experts = empty_routes(rollouts.num_tokens, len(routes.layers), 1)
-    composition = compose(lengths, 1, request.variant).name
-    return RecordedRoutes(experts, routes.layers, log_probs, prepared.fingerprint(request, options, composition))
+            experts = empty_routes(rollouts.num_tokens, *found.shape[1:])
+        experts[place] = found[first - 1 : -1]
+    if experts is None:
+        experts = empty_routes(rollouts.num_tokens, len(layers), 1)
+    composition = compose(sequence_lengths(rollouts), 1, request.variant).name
+    return RecordedRoutes(experts, layers, log_probs, prepared.fingerprint(request, options, composition))
 
 
-class VllmRoutes:
-    """Records the experts of one sequence at a time, with callbacks on the routers of a model of vLLM."""
-
-    def __init__(self) -> None:
-        self.layers: tuple[int, ...] = ()
-        self._positions: list[NDArray[np.int64]] = []
-        self._experts: dict[int, list[NDArray[np.int16]]] = {}
-        self._detach: list[Callable[[], None]] = []
-
-    def attach(self, model: Any) -> None:
-        """Record the routers of `model`. Raises UnsupportedScoreError if there are none, or one cannot be recorded."""
-        routers: dict[int, Any] = {}
-        for module in model.modules():
-            if not (hasattr(module, "routed_experts") and hasattr(module, "layer_id")):
-                continue
-            router = getattr(module, "router", None)
-            if getattr(module, "is_monolithic", False) or not hasattr(router, "set_capture_fn"):
-                raise UnsupportedScoreError(
-                    f"vLLM's layer {module.layer_id} chooses its experts inside a kernel "
-                    f"({type(getattr(module, '_quant_method', module)).__name__}): they cannot be recorded with this "
-                    "release of vLLM on this hardware"
-                )
-            routers[int(module.layer_id)] = router
-        if not routers:
+def routers_of(model: Any) -> dict[int, Any]:
+    """Return the routers of a model by layer. Raises UnsupportedScoreError if there is none that can be recorded."""
+    routers: dict[int, Any] = {}
+    for module in model.modules():
+        if not (hasattr(module, "routed_experts") and hasattr(module, "layer_id")):
+            continue
+        router = getattr(module, "router", None)
+        if getattr(module, "is_monolithic", False) or not hasattr(router, "set_capture_fn"):
             raise UnsupportedScoreError(
-                f"vLLM's {type(model).__name__} has no routed experts: a routing probe needs a mixture of experts"
+                f"vLLM's layer {module.layer_id} chooses its experts inside a kernel "
+                f"({type(getattr(module, '_quant_method', module)).__name__}): they cannot be recorded with this "
+                "release of vLLM on this hardware"
             )
-        for number, router in routers.items():
-            router.set_capture_fn(partial(self._routed, number))
-            self._detach.append(partial(router.set_capture_fn, None))
-        self._detach.append(model.register_forward_pre_hook(self._called, with_kwargs=True).remove)
-        self.layers = tuple(sorted(routers))
-
-    def detach(self) -> None:
-        """Remove the callbacks."""
-        while self._detach:
-            self._detach.pop()()
-
-    def start(self) -> None:
-        """Start a sequence."""
-        self._positions, self._experts = [], {number: [] for number in self.layers}
-
-    def finish(self, length: int) -> NDArray[np.int16]:
-        """Return the experts [length, L, k] of the sequence.
-
-        Raises UnsupportedScoreError unless each of its positions was routed once in each layer, in order.
-        """
-        positions = np.concatenate(self._positions) if self._positions else np.zeros(0, np.int64)
-        parts = [np.concatenate(self._experts[number]) for number in self.layers if self._experts[number]]
-        in_order = np.array_equal(positions, np.arange(length))
-        if not in_order or len(parts) != len(self.layers) or any(each.shape[0] != length for each in parts):
-            raise UnsupportedScoreError(
-                f"experts of {positions.size} positions and {len(parts)} layers were recorded, expected each of "
-                f"{length} positions once and in order in {len(self.layers)} layers: this release of vLLM computes "
-                "prompts in another way"
-            )
-        return np.stack(parts, axis=1)
-
-    def _called(self, model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        positions = named.get("positions")
-        if isinstance(positions, torch.Tensor) and positions.ndim == 1:
-            self._positions.append(positions.cpu().numpy().astype(np.int64))
-
-    def _routed(self, number: int, experts: torch.Tensor) -> None:
-        if number in self._experts:
-            self._experts[number].append(experts.to(torch.int16).cpu().numpy())
+        routers[int(module.layer_id)] = router
+    if not routers:
+        raise UnsupportedScoreError(
+            f"vLLM's {type(model).__name__} has no routed experts: a routing probe needs a mixture of experts"
+        )
+    return routers
 
 
-@contextmanager
-def _recorded(engine: VllmEngine) -> Iterator[VllmRoutes]:
-    """Record the routes of the engine within the block."""
-    routes = VllmRoutes()
-    try:
-        engine.apply(routes.attach)
-        yield routes
-    finally:
-        routes.detach()
+def observe_routes(model: Any) -> tuple[list[NDArray[Any]], dict[int, list[NDArray[Any]]], Callable[[], None]]:
+    """Record the positions [n] of each step and, by layer, its experts [n, k]; return both, and what ends it."""
+    positions: list[NDArray[Any]] = []
+    experts: dict[int, list[NDArray[Any]]] = {}
+    routers = routers_of(model)
+
+    def called(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given = named.get("positions")
+        if isinstance(given, torch.Tensor) and given.ndim == 1:
+            positions.append(given.cpu().numpy().astype(np.int64))  # a copy: vLLM uses its buffer again
+
+    def end() -> None:
+        handle.remove()
+        for router in routers.values():
+            router.set_capture_fn(None)
+
+    for layer, router in routers.items():
+        of_layer = experts.setdefault(layer, [])
+        router.set_capture_fn(lambda chosen, into=of_layer: into.append(chosen.to(torch.int16).cpu().numpy()))
+    handle = model.register_forward_pre_hook(called, with_kwargs=True)
+    return positions, experts, end
+
+
+def _in_order(positions: list[NDArray[Any]], experts: list[list[NDArray[Any]]], length: int) -> NDArray[np.int16]:
+    """Return the experts [length, L, k] of a sequence, recorded step by step.
+
+    Raises UnsupportedScoreError unless each of its positions was routed once in each layer, in order.
+    """
+    order = np.concatenate([np.zeros(0), *positions])
+    parts = [np.concatenate(of_layer) for of_layer in experts if of_layer]
+    complete = len(parts) == len(experts) and all(len(each) == length for each in parts)
+    if not complete or not np.array_equal(order, np.arange(length)):
+        raise UnsupportedScoreError(
+            f"experts of {order.size} positions and {len(parts)} layers were recorded, expected each of {length} "
+            f"positions once and in order in {len(experts)} layers: this release of vLLM computes prompts in another "
+            "way"
+        )
+    return np.stack(parts, axis=1)

@@ -1,6 +1,7 @@
 """A forward pass in torch: load a model, pad rows, process logits, compute log-probs in bounded memory."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -263,8 +264,17 @@ def log_softmax_at(
 def _head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Return the logits of `hidden` [..., H]: apply the head, and the soft cap if the model has one."""
     logits: torch.Tensor = model.get_output_embeddings()(hidden).to(hidden.device)
-    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+    return soft_capped(logits, soft_cap(model))
+
+
+def soft_cap(model: Any) -> float:
+    """Return the soft cap c of a model's logits, which c·tanh(x/c) bounds; infinity if it has none."""
+    return float(getattr(model.config.get_text_config(), "final_logit_softcapping", None) or math.inf)
+
+
+def soft_capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """Return the logits under a soft cap, rounded as in models."""
+    return logits if math.isinf(cap) else torch.tanh(logits / cap) * cap
 
 
 def check_logits(model: Any, ids: torch.Tensor) -> None:
@@ -273,7 +283,7 @@ def check_logits(model: Any, ids: torch.Tensor) -> None:
         return
     whole = model(input_ids=ids, use_cache=False).logits
     alone = _head(model, model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state)
-    if not torch.allclose(whole, alone):
+    if not torch.allclose(whole, alone, equal_nan=True):
         raise UnsupportedScoreError(
             "the model changes its logits after the head by more than a soft cap, so they cannot be computed in "
             "pieces; raise the scorer's option logits_bytes or lower batch_size until the logits of a batch fit"

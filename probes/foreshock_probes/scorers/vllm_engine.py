@@ -186,8 +186,13 @@ class Prepared:
         )
 
 
-def prepare_engine(request: ScoreRequest, options: VllmOptions, warm: WarmModel) -> Prepared:
-    """Start an engine with the request's weights, unless the process has it. Raises UnsupportedScoreError."""
+def prepare_engine(request: ScoreRequest, options: VllmOptions, warm: WarmModel, in_process: str = "") -> Prepared:
+    """Start an engine with the request's weights, unless the process has it. Raises UnsupportedScoreError.
+
+    `in_process`: what needs its model in this process, for the error if the options divide it.
+    """
+    if in_process and options.tensor_parallel_size != 1:
+        raise UnsupportedScoreError(f"{in_process} need tensor_parallel_size=1, got {options.tensor_parallel_size}")
     rollouts = request.rollouts
     check_tokens(rollouts, request.weights_folder)
     divisor = divisors(rollouts, options.temperature)

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.rollouts import RolloutBatch
 from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, WarmModel, parse_options
-from foreshock_probes.scorers.tokens import LogProbsOf, compose, score_by_temperature, sequence_lengths
-from foreshock_probes.scorers.vllm_engine import VllmEngine, VllmOptions, prepare_engine
+from foreshock_probes.scorers.tokens import LogProbsOf, compose, score_by_temperature, sequence, sequence_lengths
+from foreshock_probes.scorers.vllm_engine import Prepared, VllmEngine, VllmOptions, prepare_engine
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -69,6 +70,23 @@ def prompt_log_probs(output: RequestOutput, first: int) -> NDArray[np.float64]:
     flat: Any = output.prompt_logprobs
     at = np.asarray(flat.start_indices[first:], dtype=np.int64)
     return np.asarray(flat.logprobs, dtype=np.float64)[at]
+
+
+def one_by_one(
+    rollouts: RolloutBatch, prepared: Prepared, report: Report
+) -> Iterator[tuple[int, slice, NDArray[np.int32]]]:
+    """Yield each rollout with a state: its row, the place in [T] of the tokens that have one, and its whole sequence.
+
+    The engine then divides logits by the rollout's temperature.
+    """
+    for row in range(rollouts.num_rollouts):
+        start, stop = rollouts.response_offsets[row : row + 2].tolist()
+        tokens = sequence(rollouts, row)
+        start += tokens.size == stop - start  # the first token of a rollout without a prompt has no state before it
+        if stop > start:
+            prepared.engine.divide_logits_by(float(prepared.divisor[row]))
+            yield row, slice(start, stop), tokens
+        report(stop)
 
 
 def _decoded(engine: VllmEngine, tokens: list[NDArray[np.int32]], firsts: list[int]) -> Iterator[NDArray[np.float64]]:

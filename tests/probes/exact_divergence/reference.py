@@ -5,6 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 DIVERGENCES = ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2", "target_entropy", "behaviour_entropy", "mean_ratio")
+COMPUTED = ("kl", "reverse_kl", "tv", "target_entropy", "behaviour_entropy")
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 

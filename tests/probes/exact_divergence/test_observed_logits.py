@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from foreshock_probes.exact_divergence import GivenLogits, LogitSource, exact_divergences, observed_logits
+from foreshock_probes.exact_divergence import pairs
+from foreshock_probes.exact_divergence.divergences import exact_divergences
 
 WIDTH, VOCABULARY = 6, 11
 
@@ -45,7 +46,7 @@ class Observed:
 @torch.no_grad()
 def test_only_slices_of_the_models_output_are_observed() -> None:
     model, observed = Model(), Observed()
-    observed_logits.PromptLogitsHook(observed.add).attach(model)
+    pairs.observe_logits(model, observed.add)
     tokens = torch.randint(0, VOCABULARY, (9,))
     whole = model.embeddings(tokens) + 0.1 * torch.arange(9)[:, None]
     for start, stop in ((0, 4), (4, 9)):
@@ -65,7 +66,7 @@ def test_only_slices_of_the_models_output_are_observed() -> None:
 @torch.no_grad()
 def test_states_without_known_positions_are_not_observed() -> None:
     model, observed = Model(), Observed()
-    observed_logits.PromptLogitsHook(observed.add).attach(model)
+    pairs.observe_logits(model, observed.add)
     tokens, three_axes = torch.arange(4), torch.arange(4).expand(3, -1)
     model.compute_logits(model(input_ids=tokens, positions=three_axes)[:4])
     model.compute_logits(model(tokens, torch.arange(4))[:4])
@@ -74,33 +75,38 @@ def test_states_without_known_positions_are_not_observed() -> None:
 
 def test_log_probs_of_other_logits_raise() -> None:
     observed = np.array([-0.1, -30.0, -np.inf, np.nan])
-    observed_logits.check_reproduced(3, observed, observed.astype(np.float32).astype(np.float64) + 1e-6)
-    with pytest.raises(observed_logits.NotReproducedError, match="token 1 of rollout 3"):
-        observed_logits.check_reproduced(3, observed, observed + np.array([0.0, 1e-3, 0.0, 0.0]))
-    with pytest.raises(observed_logits.NotReproducedError, match="1 of 4 tokens differ"):
-        observed_logits.check_reproduced(3, observed, np.array([-0.1, -30.0, -np.inf, -1.0]))
+    pairs.check_reproduced(3, observed, observed.astype(np.float32).astype(np.float64) + 1e-6)
+    with pytest.raises(pairs.NotReproducedError, match="token 1 of rollout 3"):
+        pairs.check_reproduced(3, observed, observed + np.array([0.0, 1e-3, 0.0, 0.0]))
+    with pytest.raises(pairs.NotReproducedError, match="1 of 4 tokens differ"):
+        pairs.check_reproduced(3, observed, np.array([-0.1, -30.0, -np.inf, -1.0]))
 
 
 def test_states_missing_repeated_or_out_of_order_raise() -> None:
     random = torch.Generator().manual_seed(0)
-    target = LogitSource(torch.randn((3, WIDTH), generator=random), torch.randn((VOCABULARY, WIDTH), generator=random))
+    target = {
+        "hidden": torch.randn((3, WIDTH), generator=random),
+        "weight": torch.randn((VOCABULARY, WIDTH), generator=random),
+        "softcap": torch.tensor(torch.inf),
+        "divisor": torch.tensor(1.0),
+    }
     logits = torch.randn((7, VOCABULARY), generator=random)
     tokens = np.array([3, 1, 4, 1, 5, 9, 2], dtype=np.int32)  # a prompt of 4 tokens, whose last state is at position 3
-    expected = exact_divergences(target, GivenLogits(logits[3:6]), token_ids=tokens[4:])
-    assert expected.behaviour_log_probs is not None
+    ids = torch.from_numpy(tokens[4:].astype(np.int64))
+    expected = exact_divergences(target["hidden"] @ target["weight"].T, logits[3:6], ids)
+    returned = expected["behaviour_log_probs"].numpy()
 
-    def reduce(*chunks: slice) -> observed_logits.RolloutReduction:
-        reduction = observed_logits.RolloutReduction()
-        reduction.start_rollout(target, tokens, prompt=4)
+    def reduce(*chunks: slice) -> pairs.Reduction:
+        reduction = pairs.Reduction(target, tokens)
         for chunk in chunks:
-            reduction.add_logits(np.arange(7)[chunk], logits[chunk])
+            reduction.add(np.arange(7)[chunk], logits[chunk])
         return reduction
 
     for chunks in ([slice(0, 7)], [slice(0, 2), slice(2, 5), slice(5, 6)]):
-        found = reduce(*chunks).finish_rollout(0, expected.behaviour_log_probs)
-        np.testing.assert_allclose(found.kl, expected.kl, rtol=1e-5)
+        found = reduce(*chunks).finish(0, returned)
+        np.testing.assert_allclose(found["kl"], expected["kl"], rtol=1e-5)
     for chunks in ([], [slice(0, 5)], [slice(0, 6), slice(4, 6)], [slice(4, 6), slice(3, 4)]):
-        with pytest.raises(observed_logits.NotReproducedError, match="expected each of its 3 once and in order"):
-            reduce(*chunks).finish_rollout(0, expected.behaviour_log_probs)
-    with pytest.raises(observed_logits.NotReproducedError, match="rollout 5"):
-        reduce(slice(0, 7)).finish_rollout(5, expected.behaviour_log_probs[::-1])
+        with pytest.raises(pairs.NotReproducedError, match="expected each of its 3 once and in order"):
+            reduce(*chunks).finish(0, returned)
+    with pytest.raises(pairs.NotReproducedError, match="rollout 5"):
+        reduce(slice(0, 7)).finish(5, returned[::-1])

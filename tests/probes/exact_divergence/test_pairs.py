@@ -206,7 +206,7 @@ def test_weights_that_are_not_numbers_give_states_that_are_not_finite(found: Fou
     measured = measure_exact(exact, cases["broken"].rollouts.response_offsets)
     assert (measured.tokens, measured.non_finite) == (0, cases["broken"].rollouts.num_tokens)
     assert np.isnan(exact["kl"]).all()
-    assert not exact["top1_flip"].any()
+    assert not np.nan_to_num(exact["top1_flip"]).any()
 
 
 def sampled_rollouts(weights: Path, count: int, length: int) -> RolloutBatch:
@@ -236,9 +236,7 @@ def test_settings_that_a_pair_cannot_have_are_refused(
 ) -> None:
     states = tmp_path / "states.safetensors"
     if scorer == PAIR.behaviour:
-        tensors = {"known": torch.ones(1), "divisor": torch.ones(1), "weight": torch.ones(1, 1)}
-        metadata = {"softcap": "null"}
-        save_file(tensors | {"hidden": torch.ones(1, 1)}, states, metadata)
+        save_file({name: torch.ones(1, 1) for name in ("divisor", "weight", "softcap", "hidden")}, states)
     request = ScoreRequest(scorer, "", make_rollouts(3), weights, weights_digest(weights), options=options)
     with pytest.raises(UnsupportedScoreError, match=message):
         run_part(request, {"pair": PAIR.key, "states": str(states)}, tmp_path / "x", WarmModel(), lambda done: None)

@@ -11,7 +11,7 @@ from foreshock.digests import weights_digest
 from foreshock.rollouts import decode_scores
 from foreshock_probes.engines.process import ScoreTask, run_tasks
 from foreshock_probes.routing.recorded import PART, compare_routes, read_routes
-from foreshock_probes.routing.vllm_routes import VllmRoutes, record
+from foreshock_probes.routing.vllm_routes import record, routers_of
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
 from tests.probes.replaying import Asked
 from tests.probes.tiny import make_rollouts, save_mixture_of_experts
@@ -58,7 +58,7 @@ def test_routes_agree_with_torch_in_float32_and_less_in_bfloat16(tmp_path: Path,
 
 def test_dense_model_and_noise_floor_are_refused(weights: Path) -> None:
     with pytest.raises(UnsupportedScoreError, match="vLLM's Linear has no routed experts"):
-        VllmRoutes().attach(torch.nn.Linear(1, 1))
+        routers_of(torch.nn.Linear(1, 1))
     request = ScoreRequest("vllm.prefill", "rebatched", make_rollouts(3), weights, weights_digest(weights))
     with pytest.raises(UnsupportedScoreError, match="no variant 'rebatched'"):
         record(request, WarmModel(), lambda tokens: None)
