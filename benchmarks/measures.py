@@ -27,6 +27,7 @@ from foreshock.corrections import Evaluator
 from foreshock.measures.comparison import compare
 from foreshock.measures.inputs import TokenInputs, token_inputs
 from foreshock.measures.passes import compiled
+from foreshock.measures.passes.measured import measured_tokens
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
 from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS
 from foreshock.rollouts import RolloutBatch
@@ -113,16 +114,15 @@ def verl_metrics(inputs: TokenInputs) -> dict[str, float]:
     and `verl_chi2_seq`, with the values of `ComparisonStatistics.measures()`. Only `target`, `behaviour`, `offsets` and
     `generated` of `inputs` are used. Values are NaN if no token was measured. Raises ImportError without numba.
     """
-    bare = TokenInputs(inputs.target, inputs.behaviour, inputs.offsets, inputs.generated)
+    bare, _, counts = measured_tokens(TokenInputs(inputs.target, inputs.behaviour, inputs.offsets, inputs.generated))
     totals = compiled.new_totals(inputs.offsets.size - 1, 0)
-    compiled._machine_code()(compiled._columns(bare, None), compiled._layout(), totals, False)
-    measured = totals.counts[:, 0] > 0
-    total = float(totals.counts[:, 0].sum())
+    compiled._machine_code()(compiled._columns(bare, None, None), compiled._layout(), totals, False)
+    measured, total = counts.tokens > 0, float(counts.tokens.sum())
     sums = dict(zip(TOKEN_SUMS, totals.sums[measured].T, strict=True))
     of_all, k3, above, chi2 = (sums[name] for name in ("d", "k3_kl", "ratio_minus_one", "chi2_token"))
     # Only whole sequences have a ratio.
-    whole = (totals.counts[:, 0] == totals.counts[:, 1])[measured]
-    tokens, d = totals.counts[measured, 0][whole], of_all[whole]
+    whole = counts.whole()[measured]
+    tokens, d = counts.tokens[measured][whole], of_all[whole]
     log_ppl_diff = -d / tokens
     target, behaviour = (-sums[name][whole] / tokens for name in ("log_target", "log_behaviour"))
     with np.errstate(over="ignore", under="ignore"):

@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.inputs import TokenInputs
+from foreshock.measures.passes.measured import add_largest_and_turns, measured_tokens
 from foreshock.measures.statistics.conditions import CONDITIONS, BucketSums
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID, BitGrid
 from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums
-from foreshock.measures.statistics.tails import FIRST_REGION, LARGEST_VALUES, LEVEL_OF_BIN, REGIONS
+from foreshock.measures.statistics.tails import FIRST_REGION, LEVEL_OF_BIN, REGIONS
 from foreshock.measures.statistics.token_ids import TokenIdSums
 
 Float64 = NDArray[np.float64]
@@ -352,30 +353,6 @@ def fill_bins(n: int, grid: Int64, work: Float64, buckets: Int64) -> None:
         buckets[i] = place + last + 1 if positive else place
 
 
-@_loop
-def move_largest_first(values: Float64, count: int) -> None:
-    """Reorder so that the `count` largest come first (Hoare's selection); none is NaN."""
-    first, last = 0, values.size - 1
-    while first < last:
-        pivot = values[(first + last) // 2]
-        left, right = first, last
-        while left <= right:
-            while values[left] > pivot:
-                left += 1
-            while values[right] < pivot:
-                right -= 1
-            if left <= right:
-                values[left], values[right] = values[right], values[left]
-                left += 1
-                right -= 1
-        if right >= count - 1:
-            last = right
-        elif left <= count - 1:
-            first = left
-        else:
-            return
-
-
 # A column as (narrow, wide): float32 and float64, or int32 and int64. One is empty; both are if it was not logged.
 Floats = tuple[NDArray[np.float32], Float64]
 Integers = tuple[NDArray[np.int32], Int64]
@@ -383,24 +360,21 @@ Integers = tuple[NDArray[np.int32], Int64]
 BLOCK = 512
 # Sums of this many blocks are added to the totals: two levels of sums lose fewer digits than one.
 _BLOCKS_BETWEEN_FLUSHES = 16
-# The largest d are kept in a buffer, which is cut to `Layout.largest` when it is full.
-_BUFFER = 4096
 # The counts of a rollout, in this order.
-TOKENS, GENERATED, ENTROPY_TOKENS, ADVANTAGE_TOKENS, TURNS = range(5)
+ENTROPY_TOKENS, ADVANTAGE_TOKENS = range(2)
 # The places of conditions in Layout.edges; the last three have buckets of their own.
 PROBABILITY, OF_ENTROPY, POSITION, TURN, LAG = range(5)
 
 
 class Columns(NamedTuple):
-    """The columns of N rollouts cut by `offsets` [N + 1]."""
+    """The columns of the measured tokens of N rollouts, cut by `offsets` [N + 1]."""
 
     offsets: Int64
     target: Floats
     behaviour: Floats
-    generated: NDArray[np.bool_]  # empty: all are
+    positions: Integers  # in their rollout; empty: consecutive
     entropy: Floats
-    advantage: Floats  # [T], or [N] if `advantage_of_rollout`
-    advantage_of_rollout: bool
+    advantage: Floats
     turn: Integers
     lag: Integers
     rows_of_ids: Integers  # the row of each token's id in `Totals.token_ids`
@@ -423,7 +397,6 @@ class Layout(NamedTuple):
     edges: Float64  # [5, E]: edge i is the lower one of bucket i + 1; padded with ∞ to a multiple of 4
     entropies: int  # buckets of the entropy; one more, the last of each probability, is of unknown entropy
     size: int  # of all buckets
-    largest: int  # how many of the largest d and −d are kept
     gap: float  # of probabilities, from which an update is bad
 
 
@@ -435,9 +408,8 @@ class Totals(NamedTuple):
     """
 
     sums: Float64  # [N, TOKEN_SUMS]
-    counts: Int64  # [N, 5]
+    counts: Int64  # [N, 2]
     ranges: Float64  # [N, 2]: the least and the largest d
-    nonfinite: Int64  # [2]: generated tokens whose log π, log μ is not finite
     bad_updates: Int64  # [1]
     largest_difference: Float64  # [1]: |π − μ|
     histogram: Int64  # [2 × fine + 1]: of negative and of positive d; the last counts zeros
@@ -447,18 +419,10 @@ class Totals(NamedTuple):
     largest: Float64  # [2, B]: |d|
     token_ids: Float64  # [V, 4]: tokens, Σ d, Σ |d|, Σ k3
     token_weights: Float64  # [3]: (largest log weight, Σ w, Σ w²), the sums scaled as in LogWeights
-    turn_weights: Float64  # [3]: of whole rollouts
-    extremes: Float64  # [2, _BUFFER]: the largest −d and d, in any order
-    kept: Int64  # [2]: their number
-    floors: Float64  # [2]: values up to this need not be kept
-    turn: Int64  # [2]: the open turn, the number of turns of its rollout
-    turn_d: Float64  # [1]: Σ d of the open turn
-    closed_turns: Float64  # [3]: the weights of the closed turns of the rollout
     block: Float64  # [TOKEN_SUMS]
     work: Float64
     buckets: Int64  # [BLOCK]
     integers: Int64  # [BLOCK]
-    places: Int64  # [BLOCK]: of the measured tokens
 
 
 def new_totals(rollouts: int, ids: int) -> Totals:
@@ -466,9 +430,8 @@ def new_totals(rollouts: int, ids: int) -> Totals:
     buckets = _layout().size
     return Totals(
         sums=np.zeros((rollouts, len(TOKEN_SUMS))),
-        counts=np.zeros((rollouts, 5), np.int64),
+        counts=np.zeros((rollouts, 2), np.int64),
         ranges=np.full((rollouts, 2), np.nan),
-        nonfinite=np.zeros(2, np.int64),
         bad_updates=np.zeros(1, np.int64),
         largest_difference=np.zeros(1),
         histogram=np.zeros(2 * LOG_RATIO_GRID.size + 1, np.int64),
@@ -478,37 +441,11 @@ def new_totals(rollouts: int, ids: int) -> Totals:
         largest=np.zeros((2, buckets)),
         token_ids=np.zeros((ids, 4)),
         token_weights=np.array([-np.inf, 0.0, 0.0]),
-        turn_weights=np.array([-np.inf, 0.0, 0.0]),
-        extremes=np.full((2, _BUFFER), -np.inf),
-        kept=np.zeros(2, np.int64),
-        floors=np.full(2, -np.inf),
-        turn=np.zeros(2, np.int64),
-        turn_d=np.zeros(1),
-        closed_turns=np.array([-np.inf, 0.0, 0.0]),
         block=np.zeros(len(TOKEN_SUMS)),
         work=np.zeros((ROWS, BLOCK)),
         buckets=np.zeros(BLOCK, np.int64),
         integers=np.zeros(BLOCK, np.int64),
-        places=np.zeros(BLOCK, np.int64),
     )
-
-
-@_loop
-def _keep_largest(n: int, side: int, most: float, largest: int, totals: Totals) -> None:
-    """Keep the values of d (side 1) or −d (side 0) above the floor; `most` is the largest of them."""
-    values, work, sign = totals.extremes[side], totals.work, 1.0 if side == 1 else -1.0
-    if most <= totals.floors[side]:
-        return
-    kept, floor = totals.kept[side], totals.floors[side]
-    for i in range(n):
-        value = sign * work[D, i]
-        if value > floor:
-            values[kept] = value
-            kept += 1
-    if kept > _BUFFER - BLOCK:
-        move_largest_first(values[:kept], largest)
-        kept, totals.floors[side] = largest, range_of(values[:largest])[0]
-    totals.kept[side] = kept
 
 
 @_loop
@@ -529,11 +466,10 @@ def _add_tokens(n: int, totals: Totals) -> None:
 
 
 @_loop
-def _add_runs(n: int, condition: int, before: int, most: float, layout: Layout, totals: Totals) -> None:
+def _add_runs(n: int, condition: int, most: float, layout: Layout, totals: Totals) -> None:
     """Add n tokens to the buckets of their `integers`, one run of equal integers at a time.
 
-    Integers rarely change: a run is mostly the whole block. `most` is the block's largest |d|, `before` the number of
-    the rollout's earlier tokens.
+    Integers rarely change: a run is mostly the whole block. `most` is the block's largest |d|.
     """
     values, work, block = totals.integers, totals.work, totals.block
     others = 0
@@ -558,33 +494,7 @@ def _add_runs(n: int, condition: int, before: int, most: float, layout: Layout, 
         totals.recent[0, bucket, 3] += difference
         totals.tokens[0, bucket] += end - begin
         totals.largest[0, bucket] = max(totals.largest[0, bucket], largest)
-        if condition == TURN:
-            _add_turn(values[begin], d, before + begin == 0, totals)
         begin = end
-
-
-@_loop
-def _add_turn(turn: int, d: float, is_first: bool, totals: Totals) -> None:
-    """Add a run of tokens to the open turn of the rollout; another turn number closes it and opens the next."""
-    if not is_first and turn != totals.turn[0]:
-        add_scaled(totals.closed_turns, totals.turn_d[0], 1.0, 1.0)
-    if is_first or turn != totals.turn[0]:
-        totals.turn[0], totals.turn_d[0] = turn, 0.0
-        totals.turn[1] += 1
-    totals.turn_d[0] += d
-
-
-@_loop
-def _close_turns(row: int, totals: Totals) -> None:
-    """Add the turns of a rollout if it is whole, and forget them."""
-    counts, closed = totals.counts[row], totals.closed_turns
-    if totals.turn[1] == 0:
-        return
-    add_scaled(closed, totals.turn_d[0], 1.0, 1.0)
-    if counts[TOKENS] == counts[GENERATED]:
-        add_scaled(totals.turn_weights, closed[0], closed[1], closed[2])
-    counts[TURNS], totals.turn[1] = totals.turn[1], 0
-    closed[0], closed[1], closed[2] = -math.inf, 0.0, 0.0
 
 
 @_loop
@@ -638,101 +548,65 @@ def _flush(totals: Totals) -> None:
 
 
 @_loop
-def _read(column: Any, at: int, n: int, measured: int, places: Int64, values: Any) -> None:
-    """Copy n numbers of a column from token `at` on, and keep those at the `places` of the measured tokens."""
-    narrow, wide = column[0][at : at + n], column[1][at : at + n]
+def _read(column: Any, at: int, values: Any) -> None:
+    """Copy numbers of a column from token `at` on, as many as `values` has."""
+    narrow, wide = column[0][at : at + values.size], column[1][at : at + values.size]
     for i in range(narrow.size):
         values[i] = narrow[i]
     for i in range(wide.size):
         values[i] = wide[i]
-    if measured < n:
-        for i in range(measured):
-            values[i] = values[places[i]]
 
 
 @_loop
-def _read_log_probs(columns: Columns, row: int, at: int, n: int, totals: Totals) -> int:
-    """Read two log-probs of n tokens and keep the measured ones: generated, both finite. Return their number."""
-    target, behaviour, places = totals.work[LOG_TARGET], totals.work[LOG_BEHAVIOUR], totals.places
-    _read(columns.target, at, n, n, places, target)
-    _read(columns.behaviour, at, n, n, places, behaviour)
-    generated, finite = n, 0
-    masked = columns.generated.size > 0
-    for i in range(at, at + n if masked else at):
-        generated -= not columns.generated[i]
-    for i in range(n):
-        finite += (abs(target[i]) < math.inf) & (abs(behaviour[i]) < math.inf)
-    totals.counts[row, GENERATED] += generated
-    if generated == n and finite == n:
-        return n
-    measured = 0
-    for i in range(n):
-        if masked and not columns.generated[at + i]:
-            continue
-        finite_target, finite_behaviour = abs(target[i]) < math.inf, abs(behaviour[i]) < math.inf
-        totals.nonfinite[0] += not finite_target
-        totals.nonfinite[1] += not finite_behaviour
-        if finite_target and finite_behaviour:
-            target[measured], behaviour[measured], places[measured] = target[i], behaviour[i], i
-            measured += 1
-    return measured
-
-
-@_loop
-def _add_block(columns: Columns, row: int, at: int, n: int, measured: int, layout: Layout, totals: Totals) -> None:
-    """Add the measured tokens among n to all totals except `sums` and the sums over ratios in `block`."""
-    work, block, places = totals.work, totals.block, totals.places
-    counts, before = totals.counts[row], totals.counts[row, TOKENS]
-    fill_probabilities(measured, work)
-    sum_probabilities(measured, work, block)
+def _add_block(columns: Columns, row: int, at: int, n: int, layout: Layout, totals: Totals) -> None:
+    """Add n tokens to all totals except `sums` and the sums over ratios in `block`."""
+    work, block, counts, before = totals.work, totals.block, totals.counts[row], at - columns.offsets[row]
+    fill_probabilities(n, work)
+    sum_probabilities(n, work, block)
     if before > 0:
-        join_moments(before, measured, totals.sums[row], block)
+        join_moments(before, n, totals.sums[row], block)
     with_advantage = columns.advantage[0].size + columns.advantage[1].size > 0
     if with_advantage:
-        if columns.advantage_of_rollout:
-            _read(columns.advantage, row, 1, 1, places, work[ADVANTAGE])
-            for i in range(1, measured):
-                work[ADVANTAGE, i] = work[ADVANTAGE, 0]
-        else:
-            _read(columns.advantage, at, n, measured, places, work[ADVANTAGE])
-        counts[ADVANTAGE_TOKENS] += sum_advantages(measured, work, block)
-        totals.bad_updates[0] += count_bad_updates(measured, layout.gap, work)
-    least, most = range_of(work[D, :measured])
+        _read(columns.advantage, at, work[ADVANTAGE, :n])
+        counts[ADVANTAGE_TOKENS] += sum_advantages(n, work, block)
+        totals.bad_updates[0] += count_bad_updates(n, layout.gap, work)
+    least, most = range_of(work[D, :n])
     furthest = max(-least, most)
     totals.ranges[row, 0], totals.ranges[row, 1] = (
         (min(totals.ranges[row, 0], least), max(totals.ranges[row, 1], most)) if before > 0 else (least, most)
     )
-    difference = range_of(work[DIFFERENCE, :measured])[1]
-    totals.largest_difference[0] = max(totals.largest_difference[0], difference)
-    add_weights(measured, most, work, totals.token_weights)
-    _keep_largest(measured, 0, -least, layout.largest, totals)
-    _keep_largest(measured, 1, most, layout.largest, totals)
+    totals.largest_difference[0] = max(totals.largest_difference[0], range_of(work[DIFFERENCE, :n])[1])
+    add_weights(n, most, work, totals.token_weights)
     edges, buckets, of_entropy = layout.edges, totals.buckets, totals.integers
-    fill_buckets(work[LOG_BEHAVIOUR, :measured], edges[PROBABILITY], 0, buckets)
+    fill_buckets(work[LOG_BEHAVIOUR, :n], edges[PROBABILITY], 0, buckets)
     if columns.entropy[0].size + columns.entropy[1].size > 0:
-        _read(columns.entropy, at, n, measured, places, work[ENTROPY])
-        counts[ENTROPY_TOKENS] += sum_entropies(measured, work, block)
-        fill_buckets(work[ENTROPY, :measured], edges[OF_ENTROPY], layout.entropies, of_entropy)
+        _read(columns.entropy, at, work[ENTROPY, :n])
+        counts[ENTROPY_TOKENS] += sum_entropies(n, work, block)
+        fill_buckets(work[ENTROPY, :n], edges[OF_ENTROPY], layout.entropies, of_entropy)
     else:
-        of_entropy[:measured] = layout.entropies
-    for i in range(measured):
+        of_entropy[:n] = layout.entropies
+    for i in range(n):
         buckets[i] = layout.first[PROBABILITY] + buckets[i] * (layout.entropies + 1) + of_entropy[i]
-    _add_tokens(measured, totals)
-    for i in range(measured):
-        place = at - columns.offsets[row] + (i if measured == n else places[i])
+    _add_tokens(n, totals)
+    if columns.positions[1].size > 0:
+        _read(columns.positions, at, totals.integers[:n])
+    else:
+        for i in range(n):
+            totals.integers[i] = before + i
+    for i in range(n):
         # The exponent of the power of two at or below position + 1.
-        totals.integers[i] = (np.float64(place + 1).view(np.int64) >> 52) - 1023
-    _add_runs(measured, POSITION, before, furthest, layout, totals)
+        totals.integers[i] = (np.float64(totals.integers[i] + 1).view(np.int64) >> 52) - 1023
+    _add_runs(n, POSITION, furthest, layout, totals)
     if columns.lag[0].size + columns.lag[1].size > 0:
-        _read(columns.lag, at, n, measured, places, totals.integers)
-        _add_runs(measured, LAG, before, furthest, layout, totals)
+        _read(columns.lag, at, totals.integers[:n])
+        _add_runs(n, LAG, furthest, layout, totals)
     if columns.turn[0].size + columns.turn[1].size > 0:
-        _read(columns.turn, at, n, measured, places, totals.integers)
-        _add_runs(measured, TURN, before, furthest, layout, totals)
-    _add_grids(measured, with_advantage, layout, totals)
+        _read(columns.turn, at, totals.integers[:n])
+        _add_runs(n, TURN, furthest, layout, totals)
+    _add_grids(n, with_advantage, layout, totals)
     if columns.rows_of_ids[0].size + columns.rows_of_ids[1].size > 0:
-        _read(columns.rows_of_ids, at, n, measured, places, totals.integers)
-        _add_token_ids(measured, totals)
+        _read(columns.rows_of_ids, at, totals.integers[:n])
+        _add_token_ids(n, totals)
 
 
 def _add_rollouts(columns: Columns, layout: Layout, totals: Totals, everything: bool) -> None:
@@ -742,21 +616,18 @@ def _add_rollouts(columns: Columns, layout: Layout, totals: Totals, everything: 
         stop = columns.offsets[row + 1]
         for at in range(columns.offsets[row], stop, BLOCK):
             n = min(BLOCK, stop - at)
-            measured = _read_log_probs(columns, row, at, n, totals)
-            if measured == 0:
-                continue
-            fill_ratios(measured, totals.work)
-            sum_ratios(measured, totals.work, totals.block)
+            _read(columns.target, at, totals.work[LOG_TARGET, :n])
+            _read(columns.behaviour, at, totals.work[LOG_BEHAVIOUR, :n])
+            fill_ratios(n, totals.work)
+            sum_ratios(n, totals.work, totals.block)
             if everything:
-                _add_block(columns, row, at, n, measured, layout, totals)
+                _add_block(columns, row, at, n, layout, totals)
             for k in range(totals.block.size):
                 totals.sums[row, k] += totals.block[k]
-            totals.counts[row, TOKENS] += measured
             blocks += 1
             if blocks == _BLOCKS_BETWEEN_FLUSHES:
                 _flush(totals)
                 blocks = 0
-        _close_turns(row, totals)
     _flush(totals)
 
 
@@ -808,7 +679,7 @@ def _compile(*, cached: bool) -> AddRollouts:
         globals()[function.__name__] = numba.njit(**options)(function)
     made: AddRollouts = numba.njit(cache=cached, **_OPTIONS)(_add_rollouts)
     one = np.full(1, -1.0)
-    columns = _columns(TokenInputs(one, one, np.array([0, 1])), None)
+    columns = _columns(TokenInputs(one, one, np.array([0, 1])), None, None)
     made(columns, _layout(), new_totals(1, 0), True)
     return made
 
@@ -837,7 +708,6 @@ def _layout() -> Layout:
         edges=edges,
         entropies=entropies,
         size=int(first[-1]),
-        largest=LARGEST_VALUES,
         gap=DPPO_PROBABILITY_GAP,
     )
 
@@ -853,37 +723,24 @@ def sum_rollouts_compiled(inputs: TokenInputs) -> RolloutSums:
     ImportError without numba.
     """
     add, layout = _machine_code(), _layout()
-    ids, rows = _table_of_ids(inputs.token_ids)
-    totals = new_totals(inputs.offsets.size - 1, ids.size)
-    add(_columns(inputs, rows), layout, totals, True)
-    tokens, generated, entropy_tokens, advantage_tokens, turns = totals.counts.T.copy()
+    measured, positions, result = measured_tokens(inputs)
+    ids, rows = _table_of_ids(measured.token_ids)
+    totals = new_totals(measured.offsets.size - 1, ids.size)
+    add(_columns(measured, positions, rows), layout, totals, True)
     bucket_tokens, largest = totals.tokens.sum(axis=0), totals.largest.max(axis=0)
     found = np.flatnonzero(totals.token_ids[:, 0])
     of_ids = totals.token_ids[found]
-    whole = (tokens > 0) & (tokens == generated)
-    result = RolloutSums(
-        tokens=tokens,
-        generated=generated,
-        sums=totals.sums,
-        min_d=totals.ranges[:, 0],
-        max_d=totals.ranges[:, 1],
-        entropy_tokens=entropy_tokens,
-        advantage_tokens=advantage_tokens,
-        turns=turns,
-        nonfinite_target=int(totals.nonfinite[0]),
-        nonfinite_behaviour=int(totals.nonfinite[1]),
-        zero_tokens=int(totals.histogram[-1]),
-        bad_updates=int(totals.bad_updates[0]),
-        max_probability_difference=float(totals.largest_difference[0]),
-        histogram=totals.histogram[:-1].reshape(2, -1),
-        region_tokens=bucket_tokens[: 2 * REGIONS].reshape(2, -1),
-        region_sums=totals.bucket_sums[: 2 * REGIONS].reshape(2, REGIONS, -1),
-        token_ids=TokenIdSums(ids[found], of_ids[:, 0].astype(np.int64), of_ids[:, 1:], np.zeros(found.size)),
-        largest_minus_d=_largest(totals, 0),
-        largest_d=_largest(totals, 1),
-        token_weights=LogWeights.from_array(int(tokens.sum()), totals.token_weights),
-        turn_weights=LogWeights.from_array(int(turns[whole].sum()), totals.turn_weights),
-    )
+    result.sums = totals.sums
+    result.min_d, result.max_d = totals.ranges.T
+    result.entropy_tokens, result.advantage_tokens = totals.counts.T.copy()
+    result.zero_tokens, result.bad_updates = int(totals.histogram[-1]), int(totals.bad_updates[0])
+    result.max_probability_difference = float(totals.largest_difference[0])
+    result.histogram = totals.histogram[:-1].reshape(2, -1)
+    result.region_tokens = bucket_tokens[: 2 * REGIONS].reshape(2, -1)
+    result.region_sums = totals.bucket_sums[: 2 * REGIONS].reshape(2, REGIONS, -1)
+    result.token_ids = TokenIdSums(ids[found], of_ids[:, 0].astype(np.int64), of_ids[:, 1:], np.zeros(found.size))
+    result.token_weights = LogWeights.from_array(int(result.tokens.sum()), totals.token_weights)
+    add_largest_and_turns(result, measured)
     for name, first in zip(_CONDITIONS[2:], layout.first[2:].tolist(), strict=True):
         own = slice(first, first + CONDITIONS[name].size)
         result.conditions[name] = BucketSums(bucket_tokens[own], totals.bucket_sums[own], largest[own])
@@ -900,22 +757,17 @@ def sum_rollouts_compiled(inputs: TokenInputs) -> RolloutSums:
     return result
 
 
-def _largest(totals: Totals, side: int) -> Float64:
-    """Return the largest values of d (side 1) or of −d (side 0), descending."""
-    return np.sort(totals.extremes[side, : totals.kept[side]])[::-1][:LARGEST_VALUES].copy()
-
-
-def _columns(inputs: TokenInputs, rows_of_ids: NDArray[np.integer] | None) -> Columns:
+def _columns(
+    inputs: TokenInputs, positions: NDArray[np.integer] | None, rows_of_ids: NDArray[np.integer] | None
+) -> Columns:
     """Return the columns of the loops; those that are contiguous and of a supported type are not copied."""
-    advantage = inputs.advantage
     return Columns(
         offsets=_read_only(inputs.offsets, np.int64),
         target=_floats(inputs.target),
         behaviour=_floats(inputs.behaviour),
-        generated=_read_only(np.zeros(0) if inputs.generated is None else inputs.generated, np.bool_),
+        positions=_integers(positions),
         entropy=_floats(inputs.entropy),
-        advantage=_floats(advantage),
-        advantage_of_rollout=advantage is not None and advantage.size != inputs.offsets[-1],
+        advantage=_floats(inputs.advantage),
         turn=_integers(inputs.turn),
         lag=_integers(inputs.lag),
         rows_of_ids=_integers(rows_of_ids),

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.estimators import token
 from foreshock.measures.inputs import TokenInputs
+from foreshock.measures.passes.measured import CHUNK_TOKENS, add_largest_and_turns, measured_tokens
 from foreshock.measures.statistics.conditions import (
     BUCKET_SUMS,
     CONDITIONS,
@@ -20,24 +20,22 @@ from foreshock.measures.statistics.conditions import (
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
 from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums
-from foreshock.measures.statistics.tails import ABOVE, LARGEST_VALUES, REGIONS, merge_largest, regions_of
+from foreshock.measures.statistics.tails import ABOVE, REGIONS, regions_of
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdSums
-from foreshock.rollouts.arrays import offsets_of_lengths, row_counts, row_ranges
+from foreshock.rollouts.arrays import row_counts, row_ranges
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 Terms = dict[str, Float64]
 
-# Tokens of a chunk, so that its arrays stay in a core's cache: 32k float64 are 256 KiB.
-CHUNK_TOKENS = 1 << 15
-
 
 def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
     """Return the sums of each rollout, and of all of them together."""
-    result, token_ids = RolloutSums.empty(inputs.offsets.size - 1), _TokenIds(inputs.token_ids)
+    measured, positions, result = measured_tokens(inputs)
+    token_ids = _TokenIds(measured.token_ids)
     # Values that are not log-probs, such as a logit of 1000, give infinity or NaN silently, as in machine code.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        for chunk in _chunks(inputs, result):
+        for chunk in _chunks(measured, positions):
             terms = _token_terms(chunk)
             _add_extremes(result, chunk)
             _add_counts(result, chunk)
@@ -48,6 +46,7 @@ def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
             if chunk.token_ids is not None:
                 token_ids.add(chunk.token_ids, terms)
         result.conditions["length"] = result.sums_by_length()
+        add_largest_and_turns(result, measured)
     result.token_ids = token_ids.sums()
     return result
 
@@ -75,78 +74,47 @@ class _Chunk:
         """Return the sum over each rollout."""
         return np.add.reduceat(values, self.offsets[:-1])
 
-    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
+    def spread(self, values: Float64) -> Float64:
         """Return the value of each token's rollout."""
         return np.repeat(values, np.diff(self.offsets))
 
 
-def _chunks(inputs: TokenInputs, result: RolloutSums) -> Iterator[_Chunk]:
-    """Yield the measured tokens of the batch; count generated, measured and non-finite tokens in `result`."""
-    for first, last in row_ranges(inputs.offsets, CHUNK_TOKENS):
-        start, stop = int(inputs.offsets[first]), int(inputs.offsets[last])
-        offsets = inputs.offsets[first : last + 1] - start
-        target, behaviour = inputs.target[start:stop], inputs.behaviour[start:stop]
-        finite_target, finite_behaviour = np.isfinite(target), np.isfinite(behaviour)
-        keep = finite_target & finite_behaviour
-        generated = np.ones(stop - start, np.bool_) if inputs.generated is None else inputs.generated[start:stop]
-        result.nonfinite_target += int(np.count_nonzero(generated & ~finite_target))
-        result.nonfinite_behaviour += int(np.count_nonzero(generated & ~finite_behaviour))
-        keep &= generated
-        result.generated[first:last] = row_counts(generated, offsets)
-        result.tokens[first:last] = lengths = row_counts(keep, offsets)
-        if lengths.any():
-            yield _chunk(inputs, offsets, first, slice(None) if keep.all() else keep, lengths)
-
-
-def _chunk(inputs: TokenInputs, offsets: Int64, first: int, kept: slice | NDArray[np.bool_], lengths: Int64) -> _Chunk:
-    """Return the kept tokens of the rows that begin at `first`; `offsets` cut all of their tokens."""
-    start = int(inputs.offsets[first])
-    cut = slice(start, start + int(offsets[-1]))
-    filled = np.flatnonzero(lengths)
-
-    def column(values: NDArray[Any] | None) -> NDArray[Any] | None:
-        return None if values is None else values[cut][kept]
-
-    def floats(values: NDArray[Any] | None) -> Float64 | None:
-        return None if values is None else values[cut][kept].astype(np.float64)
-
-    if inputs.advantage is None or inputs.advantage.size == inputs.offsets[-1]:
-        advantage = floats(inputs.advantage)
-    else:
-        advantage = np.repeat(inputs.advantage[filled + first].astype(np.float64), lengths[filled])
-    target, behaviour = inputs.target[cut][kept].astype(np.float64), inputs.behaviour[cut][kept].astype(np.float64)
-    return _Chunk(
-        rows=filled + first,
-        offsets=offsets_of_lengths(lengths[filled]),
-        target=target,
-        behaviour=behaviour,
-        d=target - behaviour,
-        positions=(np.arange(offsets[-1], dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets)))[kept],
-        entropy=floats(inputs.entropy),
-        turn=column(inputs.turn),
-        lag=column(inputs.lag),
-        token_ids=column(inputs.token_ids),
-        advantage=advantage,
-    )
+def _chunks(measured: TokenInputs, positions: Int64 | None) -> Iterator[_Chunk]:
+    """Yield the measured tokens of the batch."""
+    for first, last in row_ranges(measured.offsets, CHUNK_TOKENS):
+        cuts = measured.offsets[first : last + 1]
+        rows, cut = np.flatnonzero(np.diff(cuts)), slice(int(cuts[0]), int(cuts[-1]))
+        if not rows.size:
+            continue
+        target, behaviour = measured.target[cut].astype(np.float64), measured.behaviour[cut].astype(np.float64)
+        entropy, advantage = (
+            None if each is None else each[cut].astype(np.float64) for each in (measured.entropy, measured.advantage)
+        )
+        turn, lag, token_ids = (
+            None if each is None else each[cut] for each in (measured.turn, measured.lag, measured.token_ids)
+        )
+        consecutive = np.arange(cut.start, cut.stop) - np.repeat(cuts[:-1], np.diff(cuts))
+        yield _Chunk(
+            rows=rows + first,
+            offsets=np.append(cuts[:-1][rows], cuts[-1]) - cut.start,
+            target=target,
+            behaviour=behaviour,
+            d=target - behaviour,
+            positions=consecutive if positions is None else positions[cut],
+            entropy=entropy,
+            turn=turn,
+            lag=lag,
+            token_ids=token_ids,
+            advantage=advantage,
+        )
 
 
 def _add_extremes(result: RolloutSums, chunk: _Chunk) -> None:
-    """Add the ranges, the largest values and the importance weights of d, of tokens and of turns."""
+    """Add the ranges and the importance weights of d."""
     d, starts = chunk.d, chunk.offsets[:-1]
     result.min_d[chunk.rows] = np.minimum.reduceat(d, starts)
     result.max_d[chunk.rows] = np.maximum.reduceat(d, starts)
-    result.largest_d = merge_largest(result.largest_d, d, LARGEST_VALUES)
-    result.largest_minus_d = merge_largest(result.largest_minus_d, -d, LARGEST_VALUES)
     result.token_weights = result.token_weights.merge(LogWeights.of(d))
-    if chunk.turn is not None:
-        begins = np.zeros(d.size, np.bool_)
-        begins[starts] = True
-        begins[1:] |= chunk.turn[1:] != chunk.turn[:-1]
-        result.turns[chunk.rows] = row_counts(begins, chunk.offsets)
-        # The weight of a turn is the product of the ratios of its tokens.
-        weights = np.add.reduceat(d, np.flatnonzero(begins))
-        of_whole = np.repeat(result.whole()[chunk.rows], result.turns[chunk.rows])
-        result.turn_weights = result.turn_weights.merge(LogWeights.of(weights[of_whole]))
 
 
 def _add_counts(result: RolloutSums, chunk: _Chunk) -> None:
