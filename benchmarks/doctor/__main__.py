@@ -5,7 +5,13 @@ Tuning seeds are 0 … 999: thresholds were chosen on them. Locked seeds are use
 and 5,000 … 5,065 only for faults. 7,000 … 7,746 were used in part and changed rules. 9,000 … 9,317 are in
 `results/doctor.txt`, 9,500 … 9,700 were used in part. 10,000 … 10,035 (parameters together), 10,100 … 10,346 and
 10,300 … 10,359 were used in part, as were 11,000 … 11,002, 12,000 … 15,010 and, foreign ones only,
-16,000 … 16,045. The next ones are 17,000 and beyond.
+16,000 … 16,045, and 17,000 … 17,251 in part. The next ones are 18,000 and beyond; 19,000 … 19,999 are for tuning.
+
+**Within rounding.** A single fault of one side that moves its log-probs by no more than rounding does
+(`Case.is_within_rounding`: by the injected truth and a healthy control, never by a report) counts as right if nothing
+is named, and such cases are counted by themselves. `bypass`, which equal bits show, declared distributions and both sides' faults never
+do. Nor do pairs, parameters together, controls and foreign faults.
+
 `--seed 0` runs tuning cases, `--only NAME` one fault, `--sizes 0` the smallest size of each. The undeclared cases have
 only the rollouts and two folders of weights. A replay of some rollouts counts as their share of the tokens, a decode
 counts twice.
@@ -34,7 +40,7 @@ from foreshock.doctor import Budget, DoctorReport, examine
 from foreshock.rollouts import BatchAttributes
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-LOCKED = 17_000
+LOCKED = 18_000
 PAIRS = 30
 
 
@@ -50,6 +56,7 @@ class Result:
     replays: float
     seconds: float
     values: dict[str, float]
+    is_within_rounding: bool
 
     @property
     def has_values(self) -> bool:
@@ -86,6 +93,11 @@ class Result:
     def named(self) -> list[tuple[str, str]]:
         """The side and the cause of each finding that names one."""
         return [(each.side, each.cause) for each in self.report.causes]
+
+    @property
+    def is_left_unnamed(self) -> bool:
+        """Whether the fault is within rounding and, rightly, nothing is named."""
+        return self.is_within_rounding and not self.named
 
     @property
     def is_first_right(self) -> bool:
@@ -126,6 +138,8 @@ class Result:
         """Whether the findings are exactly the expected ones."""
         if self.group == "foreign":
             return self.is_same_truncation or (self.is_said_unknown and not self.named)
+        if self.is_left_unnamed:
+            return True
         if self.values and not self.has_values:
             return False
         return self.has_all and self.is_free_of_false and (self.is_first_right or not self.wanted)
@@ -188,6 +202,8 @@ def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int,
     case.sampled()
     for fault in faults:
         fault.inject(case)
+    is_within = group == "faults" and faults[0].side != "both" and not case.attributes and name != "bypass"
+    is_within = is_within and case.is_within_rounding(faults[0].side)
     batch = batch_of(case.rows, case.pi, BatchAttributes(**case.attributes), **case.columns)
     with tempfile.TemporaryDirectory() as folder:
         engine, trainer, old = case.folders(Path(folder))
@@ -198,14 +214,15 @@ def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int,
     sides = tuple(fault.side for fault in faults)
     wanted = tuple((fault.side, fault.causes) for fault in faults if fault.causes)
     values = {word: value for fault in faults for word, value in fault.values[size].items()}
-    return Result(group, f"{name} [{kind}, {size}]", sides, wanted, report, budget.replays, seconds, values)
+    return Result(group, f"{name} [{kind}, {size}]", sides, wanted, report, budget.replays, seconds, values, is_within)
 
 
 def _line(result: Result) -> str:
     before = ", ".join(
         f"{each.side} {each.before:.1e}→{each.after:.1e}/{each.rounding:.1e}" for each in result.report.sides
     )
-    said = "; ".join(f"{each.kind} {each.side} {each.cause} {each.value}" for each in result.report.findings)
+    within = "within rounding  " if result.is_within_rounding else ""
+    said = within + "; ".join(f"{each.kind} {each.side} {each.cause} {each.value}" for each in result.report.findings)
     return (
         f"{'right' if result.is_right else 'WRONG'}  {result.group:8} {result.name:55} {result.replays:5.1f} replays "
         f"{result.seconds:5.1f} s  {said}  [{before}]"
@@ -228,13 +245,16 @@ def _summary(results: list[Result]) -> int:
         right = sum(each.is_right for each in of_size)
         print(f"size {size}: {right} of {len(of_size)} faults right, nothing false")
     print("replays: a screening on some rollouts counts as their share of the tokens, a decode twice")
-    side_right = _share([each.has_all and each.is_free_of_false for each in faults])
+    first = _share([each.is_first_right or each.is_left_unnamed for each in faults])
+    side_right = _share([each.is_left_unnamed or (each.has_all and each.is_free_of_false) for each in faults])
+    unnamed = sum(each.is_left_unnamed for each in faults)
     replays = statistics.median([each.replays for each in faults]) if faults else 0
     seconds = statistics.median([each.seconds for each in faults]) if faults else 0
     return report(
         [
             Line("causes", "causes", len({each.wanted for each in faults}), 24 if faults else None, at_least=True),
-            Line("first_right", "first right", _share([each.is_first_right for each in faults]), 0.95, at_least=True),
+            Line("first_right", "first right, or within rounding", first, 0.95, at_least=True),
+            Line("within_rounding", "… of them within rounding, unnamed", unnamed),
             Line("side_right_nothing_false", "side right, nothing false", side_right, 0.90, at_least=True),
             Line("pairs_both", "pairs, both named", _share([each.has_all for each in pairs]), 0.9, at_least=True),
             Line("together", "parameters together", _share([each.is_right for each in together]), 0.9, at_least=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks.doctor.lab import PROMPTS, RESPONSES, Pass, Rows, new_model, pro
 
 LogProbs = list[NDArray[np.float32]]
 SEVERAL = ("random", "tied", "moe", "trained", "biases", "gemma")
+_ORDINARY = ("bfloat16", "autocast", "float32")
 UNTRAINED = ("random", "tied", "moe", "biases", "gemma")
 
 
@@ -65,11 +67,35 @@ class Case:
         """Return a side's logged values."""
         return self.pi if side == "trainer" else self.rows.mu
 
+    def is_within_rounding(self, side: str) -> bool:
+        """Whether what was injected on `side` moves its log-probs by no more than rounding does, by the truth alone.
+
+        Its size is the mean of d²/2 between the logged values and those of the right model in the side's precision. It
+        is within rounding if the right model's precisions differ as much over the same tokens, or if a healthy engine
+        of the same seed differs from its own model by a tenth of it: the true cause explains less than nine tenths.
+        """
+        right = [np.concatenate(score(self.model, self.rows, Pass(each))) for each in _ORDINARY]
+        own = right[_ORDINARY.index("bfloat16" if side == "rollout" else "autocast")]
+        moved = _half_square(np.concatenate(self.logged(side)), own)
+        if moved <= max(_half_square(*pair) for pair in combinations(right, 2)):
+            return True
+        if side == "trainer":
+            return False  # the same pass over the same rows gives the same values
+        control = Case.of(self.kind, self.seed)
+        control.prompts, control.responses = self.prompts, self.responses
+        control.sampled()
+        scored = np.concatenate(score(control.model, control.rows, Pass("bfloat16")))
+        return _half_square(np.concatenate(control.rows.mu), scored) > 0.1 * moved
+
     def folders(self, root: Path) -> tuple[Path, Path, Path]:
         """Save and return the folders of the engine, of the trainer, and of version 7."""
         trainer = save(self.model, root / "step_0010")
         engine = trainer if self.engine is None else save(self.engine, root / "engine" / "step_0010")
         return engine, trainer, save(self.old, root / "step_0007")
+
+
+def _half_square(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    return float(np.mean((one.astype(np.float64) - other) ** 2)) / 2
 
 
 @dataclass(frozen=True)

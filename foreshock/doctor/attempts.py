@@ -9,6 +9,7 @@ import numpy as np
 from foreshock.doctor.catalogue import PRECISIONS, Variant
 from foreshock.doctor.changes import BudgetSpentError, CannotTryError, Change, Experimenter
 from foreshock.doctor.evidence import CHANCE, Compared, share_range
+from foreshock.doctor.fits import drawn, uncertainties
 from foreshock.doctor.floors import Floors
 from foreshock.doctor.naming import Naming
 from foreshock.doctor.nulls import chosen_by_chance
@@ -137,17 +138,19 @@ class Attempts:
 
     def uncertainties(self) -> dict[str, float]:
         """Return the half-widths of the 95 % intervals of the parameters that were fitted, if they have one."""
+        fits = [each.fit for each in self.found.variants if each.fit]
         with contextlib.suppress(BudgetSpentError):
-            return self.replays.uncertainties(self.found, self.whole)
+            if fits:
+                return uncertainties(fits, self.replays.fitting(self.found, self.whole), self.found.sampling)
         return {}
 
-    def drawn(self) -> tuple[str, str, float] | None:
+    def drawn(self) -> tuple[str, float, float] | None:
         """Return the truncation that the tokens show beside log-probs without one (`fits.drawn`)."""
-        is_plain = np.all(np.asarray(self.base.sampling.temperature) == 1.0) and not self.base.sampling.truncates
-        if self.found is not self.base or not self.is_explained or not is_plain:
-            return None
+        sampling = self.base.sampling
+        is_plain = np.all(np.asarray(sampling.temperature) == 1.0) and not sampling.truncates
         with contextlib.suppress(BudgetSpentError):
-            return self.replays.drawn(self.base, self.whole)
+            if self.found is self.base and self.is_explained and is_plain:
+                return drawn(self.replays.fitting(self.base, self.whole), sampling)
         return None
 
     def alternatives(self) -> list[Trial]:

@@ -34,8 +34,8 @@ class Variant:
 class Cause:
     """A row. `says` completes "the log-probs of the engine (or trainer) …"; {label} is the variant's.
 
-    `fixes`: what to set, by framework. `confirm`: the experiment that would confirm it. `needs` names what must be
-    known; `fill` returns the variants for a side of a subject.
+    `fixes`: what to set, by framework. `confirm`: the experiment that would confirm it. `fill` returns the variants for
+    a side of a subject.
     """
 
     name: str
@@ -44,7 +44,6 @@ class Cause:
     fixes: Mapping[str, str]
     fill: Callable[[Subject, str], Iterator[Variant]]
     confirm: str = "apply the fix and log one step"
-    needs: str = "the weights"
 
 
 def _data(name: str, says: str, fix: str, *changes: str) -> Cause:
@@ -53,17 +52,11 @@ def _data(name: str, says: str, fix: str, *changes: str) -> Cause:
             assert change in DATA_CHANGES
             yield Variant(name, _DATA_LABELS.get(change, change if changes else ""), data=change)
 
-    return Cause(name, "data", says, {"any": fix}, fill, needs="both log-probs or the weights")
+    return Cause(name, "data", says, {"any": fix}, fill)
 
 
-_DATA_LABELS = {
-    "shift-1": "the token before",
-    "shift+1": "the token after",
-    "shift-2": "the token two places before",
-    "shift+2": "the token two places after",
-    "base2": "2",
-    "base10": "10",
-}
+_DATA_LABELS = {"shift-1": "the token before", "shift+1": "the token after", "base2": "2", "base10": "10"}
+_DATA_LABELS |= {"shift-2": "the token two places before", "shift+2": "the token two places after"}
 
 
 def _fit(name: str, says: str, *fits: str, **fixes: str) -> Cause:
@@ -110,7 +103,7 @@ def _prompt(name: str, has: str, fill: fills.Fill, **fixes: str) -> Cause:
 
 
 def _edit(name: str, says: str, fix: str, pattern: str, **labels: tuple[Any, ...]) -> Cause:
-    return _changes(name, says, fills.edits(pattern, labels), any=fix)
+    return _changes(name, says, fills.values("tensors", pattern, **labels), any=fix)
 
 
 def _off(option: str, neutral: str) -> dict[str, str]:
@@ -168,10 +161,7 @@ CATALOGUE: tuple[Cause, ...] = (
         "shift",
         "are those of {label}",
         "align log-probs with response tokens: logits at position t − 1 score token t",
-        "shift-1",
-        "shift+1",
-        "shift-2",
-        "shift+2",
+        *("shift-1", "shift+1", "shift-2", "shift+2"),
     ),
     _data("log_base", "are logarithms to the base {label}", "use the natural logarithm", "base2", "base10"),
     _data("averaged", "are {label} over each rollout", "log one value a token", "means", "sums"),

@@ -357,7 +357,7 @@ def _drawn(search: Attempts, batch: RolloutBatch) -> list[Finding]:
     found = search.drawn()
     if found is None:
         return []
-    name, value, expected = found
+    name, value, expected = found[0], f"{found[1]:.4g}", found[2]
     row, tokens = _ROWS[name], int(search.compared.usable.sum())
     says = (
         f"{SIDE_WORDS['rollout']} are raw: they are those of the announced weights, but the tokens were drawn with "

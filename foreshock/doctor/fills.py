@@ -26,47 +26,73 @@ def _others(subject: Subject, side: str) -> Iterator[str]:
             yield names.pop(0)
 
 
-def whole(subject: Subject, side: str) -> Labelled:
-    return ((name, {"weights": name}) for name in _others(subject, side))
+def _configuration(subject: Subject, side: str) -> Mapping[str, Any]:
+    return subject.configurations[subject.announced[side]]
 
 
-def cached(subject: Subject, side: str) -> Labelled:
-    return ((name, {"prompt_weights": name}) for name in _others(subject, side))
+def _of_others(label: str, values: Callable[[str], dict[str, Any]]) -> Fill:
+    return lambda subject, side: ((label.format(name), values(name)) for name in _others(subject, side))
+
+
+whole = _of_others("{}", lambda name: {"weights": name})
+cached = _of_others("{}", lambda name: {"prompt_weights": name})
+delta = _of_others("since {}", lambda name: {"delta": (name, None)})
+"""Updates since each of the other weights, of which `Replays` fits a fraction."""
+
+
+def _parts(labels: Callable[[Subject, str], Mapping[str, str]]) -> Fill:
+    """Return a fill that tries parts, by their labels, of each of the other weights."""
+
+    def fill(subject: Subject, side: str) -> Labelled:
+        for label, part in labels(subject, side).items():
+            for name in _others(subject, side):
+                yield f"{label} of {name}", {"part": (name, part)}
+
+    return fill
+
+
+def _same(*labels: str) -> dict[str, str]:
+    return dict(zip(labels, labels, strict=True))
+
+
+def _layers(subject: Subject, side: str) -> dict[str, str]:
+    """Return first or last layers, as pipeline stages hold them (halves and quarters), then each layer."""
+    number = subject.layers
+    found: dict[str, str] = {}
+    for border in (round(number * part / 4) for part in (2, 1, 3)):
+        for first, last in ((0, border - 1), (border, number - 1)):
+            if first < last and 0 < border < number:
+                found[f"layers {first} to {last}"] = f"layers.{first}-{last}"
+    return found | {f"layer {layer}": f"layers.{layer}" for layer in range(number)}
+
+
+_PROJECTIONS = {
+    "the queries": "q_proj",
+    "the keys": "k_proj",
+    "the values": "v_proj",
+    "the attention outputs": "o_proj",
+}
+_PROJECTIONS |= {"the gates": "gate_proj", "the up projections": "up_proj", "the down projections": "down_proj"}
+_PROJECTIONS |= {"the attention": "attention", "the MLPs": "mlp", "the norms": "norms"}
+_MOST_EXPERTS = 64
+
+
+def _experts(subject: Subject, side: str) -> dict[str, str]:
+    number = _number_of_experts(_configuration(subject, side))
+    return _same(*(f"expert {each}" for each in range(number if number <= _MOST_EXPERTS else 0)))
+
+
+parts = _parts(lambda *_: _same("lm_head", "embeddings", "layers", "other"))
+layer_parts = _parts(_layers)
+projections = _parts(lambda *_: _PROJECTIONS)
+ranks = _parts(lambda *_: _same(*(f"rank {rank} of {number}" for number in (2, 4, 8) for rank in range(number))))
+single_experts = _parts(_experts)
 
 
 def engines(subject: Subject, side: str) -> Labelled:
     """Yield the engines that have an option; the others are ordinary numerics."""
     asked = subject.engines if side == "rollout" else ()
     return ((each, {"engine": each}) for each in asked if ":" in each)
-
-
-def delta(subject: Subject, side: str) -> Labelled:
-    """Yield updates of which a fraction is fitted (`Replays`): since each of the other weights."""
-    return ((f"since {name}", {"delta": (name, None)}) for name in _others(subject, side))
-
-
-def parts(subject: Subject, side: str) -> Labelled:
-    for part in ("lm_head", "embeddings", "layers", "other"):
-        for name in _others(subject, side):
-            yield f"{part} of {name}", {"part": (name, part)}
-
-
-def layer_parts(subject: Subject, side: str) -> Labelled:
-    yield from stages(subject, side)
-    for layer in range(subject.layers):
-        for name in _others(subject, side):
-            yield f"layer {layer} of {name}", {"part": (name, f"layers.{layer}")}
-
-
-def stages(subject: Subject, side: str) -> Labelled:
-    """Yield first or last layers of other weights, as a pipeline stage holds them: a half, a quarter, three
-    quarters."""
-    number = subject.layers
-    borders = dict.fromkeys(round(number * part / 4) for part in (2, 1, 3))
-    for border in (each for each in borders if 0 < each < number):
-        for first, last in ((0, border - 1), (border, number - 1)):
-            for name in _others(subject, side) if first < last else ():
-                yield f"layers {first} to {last} of {name}", {"part": (name, f"layers.{first}-{last}")}
 
 
 def moved_layers(subject: Subject, side: str) -> Labelled:
@@ -106,13 +132,11 @@ def fields(of: Values) -> Fill:
     """Return a fill that tries other values of configuration fields."""
 
     def fill(subject: Subject, side: str) -> Labelled:
-        configuration = subject.configurations[subject.announced[side]]
+        configuration = _configuration(subject, side)
         for name, value in _of_each_rope(of, configuration):
             if value != configuration.get(name):
-                yield (
-                    f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}",
-                    {"config": (name, hashable(value))},
-                )
+                words = f"{value:g}" if isinstance(value, float) else value
+                yield f"{name} = {words}", {"config": (name, hashable(value))}
 
     return fill
 
@@ -135,9 +159,8 @@ def _rope(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def theta(configuration: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    theta = _rope(configuration).get("rope_theta") or configuration.get("rope_theta")
-    common = [1e4, 1e5, 5e5, 1e6, 5e6, 1e7]
-    for value in dict.fromkeys([*common, theta * 10, theta / 10, theta * 2]) if theta else ():
+    theta = _rope(configuration).get("rope_theta") or configuration.get("rope_theta") or 0
+    for value in dict.fromkeys([1e4, 1e5, 5e5, 1e6, 5e6, 1e7, theta * 10, theta / 10, theta * 2]) if theta else ():
         if value != theta:
             yield "rope_theta", value
 
@@ -176,21 +199,22 @@ def rotated_part(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield "rope_parameters", rope | {"partial_rotary_factor": value}
 
 
-def _present(configuration: Mapping[str, Any], **of_fields: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield values of the fields that the configuration has."""
-    for field, tried in of_fields.items():
-        for value in tried if configuration.get(field) is not None else ():
-            yield field, value
+def present(**of_fields: tuple[Any, ...]) -> Values:
+    """Return values of the fields that the configuration has."""
+    return lambda configuration: (
+        (field, value)
+        for field, tried in of_fields.items()
+        for value in (tried if configuration.get(field) is not None else ())
+    )
 
 
-def epsilons(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    tried = (1e-6, 1e-5, 1e-8, 1e-4, 1e-3, 1e-2)
-    return _present(configuration, rms_norm_eps=tried, layer_norm_eps=(1e-5, 1e-6, 1e-12))
-
-
-def activations(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    tried = ("gelu", "gelu_pytorch_tanh", "silu", "relu")
-    return _present(configuration, hidden_act=tried, hidden_activation=tried)
+_ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu")
+epsilons = present(rms_norm_eps=(1e-6, 1e-5, 1e-8, 1e-4, 1e-3, 1e-2), layer_norm_eps=(1e-5, 1e-6, 1e-12))
+activations = present(hidden_act=_ACTIVATIONS, hidden_activation=_ACTIVATIONS)
+soft_caps = present(attn_logit_softcapping=(None,), final_logit_softcapping=(None,))
+# Those of Granite, MiniCPM and Cohere.
+_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale")
+multipliers = present(**dict.fromkeys(_MULTIPLIERS, (1.0,)))
 
 
 def experts(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -207,17 +231,7 @@ def _number_of_experts(configuration: Mapping[str, Any]) -> int:
 
 def routing_weights(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from toggled("norm_topk_prob")(configuration)
-    yield from _present(configuration, routed_scaling_factor=(1.0,))
-
-
-def soft_caps(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return _present(configuration, attn_logit_softcapping=(None,), final_logit_softcapping=(None,))
-
-
-def multipliers(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the multipliers of Granite, MiniCPM and Cohere as 1."""
-    names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale")
-    return _present(configuration, **dict.fromkeys(names, (1.0,)))
+    yield from present(routed_scaling_factor=(1.0,))(configuration)
 
 
 def configured_windows(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -229,25 +243,21 @@ def configured_windows(configuration: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def toggled(field: str) -> Values:
-    def of(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        if isinstance(configuration.get(field), bool):
-            yield field, not configuration[field]
-
-    return of
-
-
-def edits(pattern: str, labels: Mapping[str, tuple[Any, ...]]) -> Fill:
-    """Return a fill that tries edits of tensors, if the model has a tensor whose name has `pattern`."""
-
-    def fill(subject: Subject, side: str) -> Labelled:
-        is_present = any(re.search(pattern, each) for each in subject.tensors)
-        return ((_words(label), {"tensors": edit}) for label, edit in labels.items() if is_present)
-
-    return fill
+    return lambda configuration: ((field, not value) for value in [configuration.get(field)] if isinstance(value, bool))
 
 
 def _words(label: str) -> str:
     return label.replace("__", ", ").replace("_", " ")
+
+
+def values(name: str, pattern: str = "", **labels: Any) -> Fill:
+    """Return a fill that tries values of a change, if the model has a tensor whose name has `pattern`."""
+
+    def fill(subject: Subject, side: str) -> Labelled:
+        is_present = not pattern or any(re.search(pattern, each) for each in subject.tensors)
+        return ((_words(label), {name: value}) for label, value in labels.items() if is_present)
+
+    return fill
 
 
 def quantised_activations(subject: Subject, side: str) -> Labelled:
@@ -256,64 +266,19 @@ def quantised_activations(subject: Subject, side: str) -> Labelled:
         yield f"fp8 per {by}", {"quantise": f"fp8_{kind}", "activations": of_values}
 
 
-_PROJECTIONS = {
-    "queries": "q_proj",
-    "keys": "k_proj",
-    "values": "v_proj",
-    "attention outputs": "o_proj",
-    "gates": "gate_proj",
-    "up projections": "up_proj",
-    "down projections": "down_proj",
-    "attention": "attention",
-    "MLPs": "mlp",
-    "norms": "norms",
-}
-
-
-def projections(subject: Subject, side: str) -> Labelled:
-    for label, part in _PROJECTIONS.items():
-        for name in _others(subject, side):
-            yield f"the {label} of {name}", {"part": (name, part)}
-
-
-def ranks(subject: Subject, side: str) -> Labelled:
-    for number in (2, 4, 8):
-        for rank in range(number):
-            for name in _others(subject, side):
-                yield f"rank {rank} of {number} of {name}", {"part": (name, f"rank {rank} of {number}")}
-
-
-_MOST_EXPERTS = 64
-
-
-def single_experts(subject: Subject, side: str) -> Labelled:
-    number = _number_of_experts(subject.configurations[subject.announced[side]])
-    for expert in range(number if number <= _MOST_EXPERTS else 0):
-        for name in _others(subject, side):
-            yield f"expert {expert} of {name}", {"part": (name, f"expert {expert}")}
-
-
 def query_heads(subject: Subject, side: str) -> Labelled:
     """Yield queries in the order of another grouping by key-value heads, in all layers or in one."""
-    configuration = subject.configurations[subject.announced[side]]
+    configuration = _configuration(subject, side)
     groups = configuration.get("num_key_value_heads") or 1
-    if not 1 < groups < (configuration.get("num_attention_heads") or 1):
-        return
-    yield "grouped otherwise, with their outputs", {"tensors": ("query_heads", True, r"\d+")}
-    for layer in (r"\d+", *map(str, range(subject.layers))):
-        words = f" in layer {layer}" if layer.isdigit() else ""
-        yield f"grouped otherwise{words}", {"tensors": ("query_heads", False, layer)}
-
-
-def values(name: str, **labels: Any) -> Fill:
-    def fill(subject: Subject, side: str) -> Labelled:
-        return ((_words(label), {name: value}) for label, value in labels.items())
-
-    return fill
+    if 1 < groups < (configuration.get("num_attention_heads") or 1):
+        yield "grouped otherwise, with their outputs", {"tensors": ("query_heads", True, r"\d+")}
+        yield "grouped otherwise", {"tensors": ("query_heads", False, r"\d+")}
+        for layer in range(subject.layers):
+            yield f"grouped otherwise in layer {layer}", {"tensors": ("query_heads", False, str(layer))}
 
 
 def attention_scales(subject: Subject, side: str) -> Labelled:
-    size = subject.configurations[subject.announced[side]].get("head_dim")
+    size = _configuration(subject, side).get("head_dim")
     for label, factor in (("half", 0.5), ("twice", 2.0), ("not divided by √head_dim", float(size or 0) ** 0.5)):
         if factor not in (0.0, 1.0):
             yield label, {"attention_scale": factor}
@@ -330,11 +295,8 @@ _PROMPT_IDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384,
 _LAST_IDS = 16
 """Most last ids of a prompt that are cut: a template's beginning of the answer has a few."""
 # Rotary positions are relative: first ids that are missing and those that are masked give the same log-probs.
-_PROMPTS = {
-    "first": "without the first {} ids, or without attention to them",
-    "last": "without the last {} ids",
-    "keep": "only the last {} ids",
-}
+_PROMPTS = {"first": "without the first {} ids, or without attention to them"}
+_PROMPTS |= {"last": "without the last {} ids", "keep": "only the last {} ids"}
 
 
 def another_first_id(subject: Subject, side: str) -> Labelled:
@@ -358,13 +320,8 @@ def prompt_of(kind: str, number: int) -> tuple[str, dict[str, Any]]:
     return _PROMPTS[kind].format(number), {"prompt": (kind, number)}
 
 
-_PACKED = {
-    f"{size} rollouts in one row, {how}": {"packed": (size, resets)}
-    for size in (2, 4, 8)
-    for resets, how in ((False, "positions not reset"), (True, "positions reset"))
-}
-
-
 def packed(subject: Subject, side: str) -> Labelled:
     """Yield numbers of rollouts in one row, with and without positions that start again."""
-    return iter(_PACKED.items())
+    for size in (2, 4, 8):
+        yield f"{size} rollouts in one row, positions not reset", {"packed": (size, False)}
+        yield f"{size} rollouts in one row, positions reset", {"packed": (size, True)}

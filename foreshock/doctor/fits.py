@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +42,12 @@ _LEAST_GAIN = 10.0
 """Least gain in log-likelihood of the sampled tokens by one parameter: by chance it has a probability below 2e-4."""
 _SAME = 0.995
 """Correlation of the slopes of two parameters from which the data cannot tell them apart."""
+_HEATS_OF_TOKENS = np.geomspace(0.1, 3.0, 80).tolist()
+"""Temperatures that sampled tokens are compared with; half a step costs hardly any likelihood."""
 _HEATS = (0.7, 0.8, 0.9, 1.1, 1.25, 1.4)
 """Factors of a fitted temperature from which a truncation is fitted with it."""
+_AROUND_ONE, _OFF_ONE = ("temperature", "repetition", "repetition_of_response"), 0.005
+"""Parameters that are 1 where they change nothing, and the least distance from 1 that is worth a name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +87,10 @@ class Fitting:
         return replace(self, logits=self.logits[thin], compared=self.compared.at(thin)), base.at(thin)
 
 
+Fit = Callable[[Fitting, Sampling], Sampling | None]
+"""Fits a parameter on top of a distribution; None if that does not help."""
+
+
 def fitted(names: Sequence[str], fitting: Fitting, base: Sampling) -> Sampling | None:
     """Return `base` with the parameters `names` of FITS fitted together; None if one of them does not help."""
     fitting, found = fitting.thinned(base, _FIT_LOGITS)
@@ -91,10 +100,6 @@ def fitted(names: Sequence[str], fitting: Fitting, base: Sampling) -> Sampling |
             return None
         found = extended
     return found
-
-
-_AROUND_ONE, _OFF_ONE = ("temperature", "repetition", "repetition_of_response"), 0.005
-"""Parameters that are 1 where they change nothing, and the least distance from 1 that is worth a name."""
 
 
 def selected(fitting: Fitting, base: Sampling) -> tuple[str, ...]:
@@ -162,9 +167,9 @@ def _exchanged(fitting: Fitting, found: Sampling, names: tuple[str, ...]) -> tup
     return names, found
 
 
-def drawn(fitting: Fitting, plain: Sampling) -> tuple[str, Sampling, float] | None:
-    """Return the truncation under which the sampled tokens are likeliest, its distribution, and the expected number of
-    tokens that `plain` would have drawn beyond it; None if the tokens show none.
+def drawn(fitting: Fitting, plain: Sampling) -> tuple[str, float, float] | None:
+    """Return the truncation under which the sampled tokens are likeliest, its value, and the expected number of tokens
+    that `plain` would have drawn beyond it; None if the tokens show none.
 
     The logged log-probs are not used: raw ones are the same whatever sampled. A temperature is not named, as tokens of
     another policy show one too, but it must explain less.
@@ -181,19 +186,16 @@ def drawn(fitting: Fitting, plain: Sampling) -> tuple[str, Sampling, float] | No
         "min_p": float((own[:, 0] / largest).min(initial=1.0)) * (1 - 1e-6),
     }
     likely = float(fitting.log_probs(plain)[compared.usable].sum())
-    heat = _golden(lambda each: -float(_at_heat(fitting, plain, each).sum()), 0.1, 3.0)
-    tried = {name: plain.having(name, value) for name, value in bounds.items()}
-    tried["temperature"] = plain.having("temperature", float(np.round(heat, 2)))
-    gains = {name: float(fitting.log_probs(each)[compared.usable].sum()) - likely for name, each in tried.items()}
-    best = max(gains, key=lambda name: gains[name])
-    if best == "temperature" or gains[best] < _LEAST_GAIN:
+
+    def gain(name: str, value: float) -> float:
+        return float(fitting.log_probs(plain.having(name, value))[compared.usable].sum()) - likely
+
+    best = max(bounds, key=lambda name: gain(name, bounds[name]))
+    heated = max(gain("temperature", each) for each in _HEATS_OF_TOKENS)
+    if gain(best, bounds[best]) < max(heated, _LEAST_GAIN):
         return None
-    kept = np.exp(fitting.log_probs(plain) - fitting.log_probs(tried[best]))[compared.usable]
-    return best, tried[best], float((1 - kept).sum())
-
-
-def _at_heat(fitting: Fitting, plain: Sampling, heat: float) -> Float64:
-    return fitting.log_probs(plain.having("temperature", heat))[fitting.compared.usable]
+    kept = np.exp(fitting.log_probs(plain) - fitting.log_probs(plain.having(best, bounds[best])))[compared.usable]
+    return best, bounds[best], float((1 - kept).sum())
 
 
 def uncertainties(names: Sequence[str], fitting: Fitting, sampling: Sampling) -> dict[str, float]:
@@ -333,18 +335,13 @@ def _is_better(fitting: Fitting, before: Sampling, after: Sampling) -> bool:
     return False
 
 
-def _continuous(field: str) -> Callable[[Fitting, Sampling], Sampling | None]:
-    """Return a fit of a continuous parameter: the best value of a grid, then golden sections around it."""
-    grid, plain = CONTINUOUS[field], getattr(Sampling(), field)
+def _continuous(field: str) -> Fit:
+    """Return a fit of a continuous parameter: the best value of a grid, then least squares from there."""
 
     def fit(fitting: Fitting, base: Sampling) -> Sampling | None:
-        gaps = [fitting.gap(base.having(field, value)) for value in grid]
-        best = int(np.argmin(gaps))
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-        value = _golden(lambda each: fitting.gap(base.having(field, each)), low, high)
-        if min(gaps[best], fitting.gap(base)) < fitting.gap(base.having(field, value)):
-            value = grid[best]
-        return None if value == plain else base.having(field, _tidy(fitting, base, field, value))
+        start = min((base.having(field, value) for value in CONTINUOUS[field]), key=fitting.gap)
+        value = _tidy(fitting, base, field, float(getattr(_newton(fitting, start, (field,)), field)))
+        return None if value == getattr(Sampling(), field) else base.having(field, value)
 
     return fit
 
@@ -359,48 +356,17 @@ def _tidy(fitting: Fitting, base: Sampling, field: str, value: float) -> float:
     return float(value)
 
 
-def _golden(function: Callable[[float], float], low: float, high: float, steps: int = 24) -> float:
-    ratio = (np.sqrt(5) - 1) / 2
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = function(left), function(right)
-    for _ in range(steps):
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
-            left = high - ratio * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + ratio * (high - low)
-            at_right = function(right)
-    return float((low + high) / 2)
-
-
-def _on_grid(field: str, values: Callable[[int], Sequence[float]]) -> Callable[[Fitting, Sampling], Sampling | None]:
-    """Return a fit of a truncation: the best value of a grid, which the vocabulary's size may limit."""
+def _on_grid(field: str, *grids: Callable[[int, Any], Iterable[float]]) -> Fit:
+    """Return a fit by grids, each from the vocabulary's size and the best value so far; of equal values the first."""
 
     def fit(fitting: Fitting, base: Sampling) -> Sampling | None:
-        tried = [base.having(field, value) for value in values(fitting.logits.shape[1])]
-        best = min(tried, key=fitting.gap)
+        best = base
+        for grid in grids:
+            tried = [base.having(field, value) for value in grid(fitting.logits.shape[1], getattr(best, field))]
+            best = min(tried, key=fitting.gap)
         return best if fitting.gap(best) < fitting.gap(base) else None
 
     return fit
-
-
-def _top_p(fitting: Fitting, base: Sampling) -> Sampling | None:
-    """Fit top-p: coarse values, then finer ones around the best."""
-
-    def best_of(values: Iterable[float]) -> float:
-        return min(values, key=lambda value: fitting.gap(base.having("top_p", value)))
-
-    at = best_of(np.concatenate([np.arange(0.3, 0.96, 0.05), [0.98, 0.99, 0.995]]).tolist())
-    near = np.concatenate([np.arange(at - 0.05, min(at + 0.05, 0.999), 0.005), [at]])
-    best = best_of(near[near > 0].tolist())
-    # Between two steps of the running mass all values keep the same tokens; the rounder one is likelier.
-    short = [value for digits in (1, 2) if 0 < (value := float(np.round(best, digits))) < 1]
-    gap = fitting.gap(base.having("top_p", best))
-    chosen = next((value for value in short if fitting.gap(base.having("top_p", value)) <= gap), float(best))
-    found = base.having("top_p", chosen)
-    return found if fitting.gap(found) < fitting.gap(base) else None
 
 
 def _biases(fitting: Fitting, base: Sampling) -> Sampling | None:
@@ -531,10 +497,6 @@ def _until(fitting: Fitting, base: Sampling, ids: tuple[int, ...]) -> tuple[tupl
     return (ids, first) if gains[first - 1] > 0 else None
 
 
-def _small_top_k(vocabulary: int) -> Sequence[float]:
-    return [value for value in (*range(1, 33), 40, 50, 64, 100, 128, 200, 256) if value < vocabulary]
-
-
 CONTINUOUS: dict[str, list[float]] = {
     "temperature": np.geomspace(0.2, 3.0, 24).tolist(),
     "repetition": np.linspace(0.6, 2.0, 24).tolist(),
@@ -545,20 +507,28 @@ CONTINUOUS: dict[str, list[float]] = {
     "softcap_product": np.geomspace(0.5, 100.0, 24).tolist(),
 }
 """Continuous parameter of Sampling → the grid of its fit."""
+_TOP_P = (*np.arange(0.3, 0.96, 0.05).tolist(), 0.98, 0.99, 0.995)
+_TOP_K = (*range(1, 33), 40, 50, 64, 100, 128, 200, 256)
+_MIN_P = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3)
 TRUNCATIONS = {
-    "top_p": _top_p,
-    "top_k": _on_grid("top_k", _small_top_k),
-    "min_p": _on_grid("min_p", lambda _: [0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3]),
+    "top_p": _on_grid(
+        "top_p",
+        lambda *_: _TOP_P,
+        lambda _, at: [each for each in (*np.arange(at - 0.05, min(at + 0.05, 0.999), 0.005).tolist(), at) if each > 0],
+        # Between two steps of the running mass all values keep the same tokens; the rounder one is likelier.
+        lambda _, at: [each for each in (round(at, 1), round(at, 2), at) if 0 < each < 1],
+    ),
+    "top_k": _on_grid("top_k", lambda vocabulary, _: [each for each in _TOP_K if each < vocabulary]),
+    "min_p": _on_grid("min_p", lambda *_: _MIN_P),
 }
-FITS: dict[str, Callable[[Fitting, Sampling], Sampling | None]] = {
+FITS: dict[str, Fit] = {
     **{name: _continuous(name) for name in CONTINUOUS},
     **TRUNCATIONS,
     "biases": _biases,
     "bias_of_ids": _bias_of_ids,
     "banned_until": _banned_ends,
-    "largest": _on_grid("largest", lambda _: [True]),
+    "largest": _on_grid("largest", lambda *_: [True]),
 }
-"""Name of a fit → the fit of a parameter of Sampling on top of a distribution."""
 _TOGETHER = [each for each in FITS if each not in ("bias_of_ids", "softcap_product", "largest")]
 _EXCLUDES = {"repetition": {"repetition_of_response"}, "repetition_of_response": {"repetition"}}
 _KINDS = (("repetition", "repetition_of_response", "presence", "frequency"), tuple(TRUNCATIONS))

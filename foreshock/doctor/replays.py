@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import Change, Experimenter
 from foreshock.doctor.data import DATA_CHANGES
 from foreshock.doctor.evidence import LARGEST, RESOLUTION, Compared, Float64, half_widths
-from foreshock.doctor.fits import Fitting, drawn, fitted, selected, uncertainties
+from foreshock.doctor.fits import Fitting, fitted
 from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.trials import Budget, Trial, View, switched
 
@@ -36,7 +37,8 @@ class Replays:
 
     def plain(self, change: Change, sampling: Sampling, view: View) -> Trial:
         """Return the trial of a change without variants."""
-        return self._trial((), change, sampling, self.log_probs(change, sampling, view), view)
+        halves = view.compared.halves(self.log_probs(change, sampling, view))
+        return Trial((), change, sampling, (), halves, np.ones(view.compared.batch.num_rollouts, np.bool_))
 
     def log_probs(self, change: Change, sampling: Sampling, view: View) -> Float64:
         """Return the log-probs of the tokens of a view under a change. Raises CannotTryError."""
@@ -54,46 +56,48 @@ class Replays:
 
         Empty if a fit or a change of data does not apply. Raises CannotTryError.
         """
-        change, sampling, data = start.change, start.sampling, start.data
-        values, fits = list(start.values), [each.fit for each in variants if each.fit]
-        for variant in variants:
-            change = change if variant.change.get("delta") else change.plus(variant.change)
-        for variant in variants:
-            values.append(variant.label)
-            if update := variant.change.get("delta"):
-                fraction = self._fraction(change, update[0], sampling, data, view)
-                if fraction is None:
-                    return []
-                change, words = fraction
-                values[-1] = f"{words} {variant.label}"
-            elif variant.data:
-                data = (*data, variant.data)
+        places = dict(enumerate(variants, len(start.values)))
+        fits = {place: each.fit for place, each in places.items() if each.fit}
+        updates = {place: each.change.get("delta") for place, each in places.items() if each.change.get("delta")}
+        changes = (each.change for place, each in places.items() if place not in updates)
+        trial = replace(
+            start,
+            variants=(*start.variants, *variants),
+            change=functools.reduce(Change.plus, changes, start.change),
+            data=(*start.data, *(each.data for each in variants if each.data)),
+            rows=np.ones(view.compared.batch.num_rollouts, np.bool_),
+            in_part=False,
+            is_mixture=False,
+        )
+        values = [*start.values, *(each.label for each in variants)]
+        for place, (name, _) in updates.items():
+            fraction = self._fraction(trial, name, view)
+            if fraction is None:
+                return []
+            trial, values[place] = replace(trial, change=fraction[0]), f"{fraction[1]} {values[place]}"
         if fits:
-            together = fitted(fits, self._fitting(change, sampling, data, view), sampling)
+            together = fitted(list(fits.values()), self.fitting(trial, view), trial.sampling)
             if together is None:
                 return []
-            sampling = together
-            of_fits = {number: each.fit for number, each in enumerate(variants, len(start.values)) if each.fit}
-            for number, fit in of_fits.items():
-                values[number] = _value(sampling, fit)
-        log_probs = self._with_data(self.log_probs(change, sampling, view), data, view, start.data)
+            trial = replace(trial, sampling=together)
+            for place, fit in fits.items():
+                values[place] = _value(together, fit)
+        log_probs = self._with_data(self.log_probs(trial.change, trial.sampling, view), trial.data, view, start.data)
         if log_probs is None:
             return []
-        trial = self._trial((*start.variants, *variants), change, sampling, log_probs, view, data, tuple(values))
+        trial = replace(trial, halves=view.compared.halves(log_probs), values=tuple(values))
         if variants[-1].change.values and not is_silent:
             mean = trial.gap / max(int(view.compared.usable.sum()), 1)
             self._log(f"{variants[-1].cause}, {values[-1]}: E[d²]/2 {mean:.2e}")
-        return [trial, *self._in_part(trial, start, view, fits)]
+        return [trial, *self._in_part(trial, start, view, list(fits.values()))]
 
-    def _fraction(
-        self, change: Change, name: str, sampling: Sampling, data: tuple[str, ...], view: View
-    ) -> tuple[Change, str] | None:
+    def _fraction(self, trial: Trial, name: str, view: View) -> tuple[Change, str] | None:
         """Return a change with the fraction of the update since the weights `name` that fits best, and its words.
 
         None if none or all of the update fits as well: 0 is these weights, 1 the announced ones. Between them and
         beyond, log-probs are nearly straight lines.
         """
-        target = self._unchanged_data(change, sampling, data, view)
+        change, sampling, target = trial.change, trial.sampling, self._unchanged_data(trial, view)
         at = {1.0: self.log_probs(change, sampling, view)}
 
         def gap(fraction: float) -> float:
@@ -127,32 +131,15 @@ class Replays:
         fitted = change.plus(Change.of(delta=(name, best)))
         return fitted, words.get(best, f"times {best:.4g} ± {width:.1g}")
 
-    def uncertainties(self, trial: Trial, view: View) -> dict[str, float]:
-        """Return the half-widths of the 95 % intervals of the parameters that were fitted (`fits.uncertainties`)."""
-        fits = [each.fit for each in trial.variants if each.fit]
-        if not fits:
-            return {}
-        return uncertainties(fits, self._fitting(trial.change, trial.sampling, trial.data, view), trial.sampling)
+    def fitting(self, trial: Trial, view: View) -> Fitting:
+        """Return the input of fits of sampling parameters on top of a trial."""
+        target = self._unchanged_data(trial, view)
+        return Fitting(self._logits(trial.change, view), target, self._experimenter.subject.ends, self._budget.check)
 
-    def selected(self, start: Trial, view: View) -> tuple[str, ...]:
-        """Return the sampling parameters that explain together what `start` leaves (`fits.selected`)."""
-        return selected(self._fitting(start.change, start.sampling, start.data, view), start.sampling)
-
-    def drawn(self, trial: Trial, view: View) -> tuple[str, str, float] | None:
-        """Return the truncation that the sampled tokens show, its value, and the expected number beyond it."""
-        found = drawn(self._fitting(trial.change, trial.sampling, trial.data, view), trial.sampling)
-        return None if found is None else (found[0], _value(found[1], found[0]), found[2])
-
-    def _fitting(self, change: Change, sampling: Sampling, data: tuple[str, ...], view: View) -> Fitting:
-        target = self._unchanged_data(change, sampling, data, view)
-        return Fitting(self._logits(change, view), target, self._experimenter.subject.ends, self._budget.check)
-
-    def _unchanged_data(self, change: Change, sampling: Sampling, data: tuple[str, ...], view: View) -> Compared:
+    def _unchanged_data(self, trial: Trial, view: View) -> Compared:
         """Return the tokens that a fit has to explain: those that no change of data alters."""
-        if not data:
-            return view.compared
-        plain = self.log_probs(change, sampling, view)
-        changed = self._with_data(plain, data, view)
+        plain = self.log_probs(trial.change, trial.sampling, view) if trial.data else None
+        changed = None if plain is None else self._with_data(plain, trial.data, view)
         if changed is None:
             return view.compared
         return replace(view.compared, usable=view.compared.usable & (changed == plain))
@@ -168,7 +155,7 @@ class Replays:
         if 2 <= better.sum() < better.size - 1:
             yield replace(trial, halves=np.where(tokens, trial.halves, start.halves), rows=better, in_part=True)
             # An engine gives no logits: only fits need them.
-            fitting = self._fitting(trial.change, start.sampling, (), view) if fits and not trial.data else None
+            fitting = self.fitting(replace(trial, sampling=start.sampling), view) if fits and not trial.data else None
             part = replace(compared, usable=compared.usable & tokens)
             found = None if fitting is None else fitted(fits, replace(fitting, compared=part), start.sampling)
             if fitting is not None and found is not None:
@@ -180,19 +167,6 @@ class Replays:
         if trial.change.get("weights") != start.change.get("weights"):
             halves = switched(start.halves, trial.halves, compared.batch.response_offsets)
             yield replace(trial, halves=halves, rows=better, in_part=True)
-
-    def _trial(
-        self,
-        variants: tuple[Variant, ...],
-        change: Change,
-        sampling: Sampling,
-        log_probs: Float64,
-        view: View,
-        data: tuple[str, ...] = (),
-        values: tuple[str, ...] = (),
-    ) -> Trial:
-        everywhere = np.ones(view.compared.batch.num_rollouts, dtype=np.bool_)
-        return Trial(variants, change, sampling, data, view.compared.halves(log_probs), everywhere, values)
 
     def _with_data(
         self, log_probs: Float64, data: tuple[str, ...], view: View, known: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from foreshock.doctor.attempts import Attempts
 from foreshock.doctor.catalogue import FAMILIES, FREE, Variant, variants_of
 from foreshock.doctor.changes import BudgetSpentError, Change
 from foreshock.doctor.fills import prompt_of
+from foreshock.doctor.fits import selected
 from foreshock.doctor.floors import ONE_OF_TWO_ROUNDINGS
 from foreshock.doctor.pairs import further, pair
 from foreshock.doctor.trials import Trial, mixtures
@@ -104,7 +105,7 @@ def _try_together(attempts: Attempts) -> None:
     if not is_beyond or nearest.gap > (1 - _PART) * attempts.base.gap:
         return
     with contextlib.suppress(BudgetSpentError):
-        names = attempts.replays.selected(attempts.base, attempts.whole)
+        names = selected(attempts.replays.fitting(attempts.base, attempts.whole), attempts.base.sampling)
         if len(names) > 1:
             attempts.trials += attempts.of(attempts.base, tuple(singles[each] for each in names))
 
