@@ -9,8 +9,8 @@ and 5,000 … 5,065 only for faults. 7,000 … 7,746 were used in part and chang
 
 **Within rounding.** A single fault of one side that moves its log-probs by no more than rounding does
 (`Case.is_within_rounding`: by the injected truth and a healthy control, never by a report) counts as right if nothing
-is named, and such cases are counted by themselves. `bypass`, which equal bits show, declared distributions and both sides' faults never
-do. Nor do pairs, parameters together, controls and foreign faults.
+is named, and such cases are counted by themselves. `bypass`, which equal bits show, declared distributions and faults
+of both sides never do. Nor do pairs, parameters together, controls and foreign faults.
 
 `--seed 0` runs tuning cases, `--only NAME` one fault, `--sizes 0` the smallest size of each. The undeclared cases have
 only the rollouts and two folders of weights. A replay of some rollouts counts as their share of the tokens, a decode

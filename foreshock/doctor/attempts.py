@@ -1,7 +1,7 @@
 """The attempts of a side: variants are screened, replayed, kept and judged, whatever step of the search asks."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -99,16 +99,14 @@ class Attempts:
                 return whole
         return found
 
-    def refined(self, trial: Trial) -> Iterator[Trial]:
-        """Yield a trial again in the other precisions: the fault may have hidden which one was used."""
-        for precision in PRECISIONS:
-            if precision == trial.change.get("precision"):
-                continue
-            start = replace(self.base, change=self.base.change.plus(Change.of(precision=precision)))
-            for each in self.of(start, trial.variants, trial):
-                if self.share(each, trial)[1] > self.floors.precision_shares[0]:
-                    self.trials.append(each)
-                    yield each
+    def refined(self, trial: Trial) -> list[Trial]:
+        """Try a trial again in the other precisions, and return those that are nearer: it may hide which was used."""
+        others = (Change.of(precision=each) for each in PRECISIONS if each != trial.change.get("precision"))
+        starts = (replace(self.base, change=self.base.change.plus(each)) for each in others)
+        tried = [each for start in starts for each in self.of(start, trial.variants, trial)]
+        found = [each for each in tried if self.share(each, trial)[1] > self.floors.precision_shares[0]]
+        self.trials += found
+        return found
 
     def share(self, trial: Trial, without: Trial | None = None) -> tuple[float, float, float]:
         """Return the share of the base (or of `without`) that a trial explains, with its interval."""

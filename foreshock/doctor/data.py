@@ -146,6 +146,8 @@ def is_bfloat16(values: Float64) -> bool:
     return bool(values.size and not (bits & 0xFFFF).any() and (values != 0).mean() > 0.5)
 
 
+ROUNDED = ("bfloat16", "float16", *map(str, range(1, 5)))
+"""Changes that only a replay in the very precision reproduces: others are rounded to the next step at many tokens."""
 DATA_CHANGES: dict[str, Callable[[Compared, Float64], Float64 | None]] = {
     "zeros": _zeros,
     "sentinels": _sentinels,

@@ -19,8 +19,8 @@ def pair(attempts: Attempts) -> Trial | None:
         tried = [trial for family in FAMILIES for trial in _seconds(attempts, family, start)]
         named = [each for each in tried if naming.names(each) and naming.needs_both(each, start, tried)]
         if named:
-            named += attempts.refined(min(named, key=lambda each: each.gap))
             attempts.trials += named
+            named += attempts.refined(min(named, key=lambda each: each.gap))
             return attempts.whole_of(min(named, key=lambda each: each.gap))
     return None
 

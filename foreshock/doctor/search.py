@@ -18,6 +18,7 @@ from dataclasses import replace
 from foreshock.doctor.attempts import Attempts
 from foreshock.doctor.catalogue import FAMILIES, FREE, Variant, variants_of
 from foreshock.doctor.changes import BudgetSpentError, Change
+from foreshock.doctor.data import ROUNDED
 from foreshock.doctor.fills import prompt_of
 from foreshock.doctor.fits import selected
 from foreshock.doctor.floors import ONE_OF_TWO_ROUNDINGS
@@ -55,6 +56,8 @@ def _single(attempts: Attempts, families: Sequence[str]) -> Trial | None:
             tried = itertools.chain(causes, _nearer(attempts, causes))
             for trial in (each for variant in tried for each in attempts.of(attempts.base, (variant,))):
                 attempts.trials.append(trial)
+                if trial.data[-1:] and trial.data[-1] in ROUNDED:
+                    attempts.refined(trial)
                 if naming.is_exact(trial) and naming.names(trial):
                     return attempts.whole_of(trial)
             if family not in FREE and any(naming.is_clear(each) for each in attempts.trials):

@@ -165,6 +165,14 @@ def test_a_fault_that_hides_the_precision_is_named_in_it(batch: RolloutBatch, la
     assert report.causes[0].share > 0.99
 
 
+def test_a_rounding_that_hides_the_precision_is_named_in_it(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    """In another precision many tokens are rounded to the next step, which leaves as much as without the rounding."""
+    pi = np.round(logged(lab, precision="float32"), 1)
+    report = examine(replace(batch, trainer_log_probs=pi), lab)
+    assert [(each.cause, each.value) for each in report.causes] == [("decimals", "1")]
+    assert [each.precision for each in report.sides] == ["float32"]
+
+
 def test_a_fault_of_few_prompts_is_named(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     """The others, which the change leaves as they were, say nothing of it."""
     plain, few = lab.logits, np.repeat(np.arange(32) < 8, batch.response_lengths)[:, None]  # two of eight prompts
