@@ -34,20 +34,6 @@ LARGEST_D = 20.0
 _PIECE_TOKENS = 1 << 17
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Example:
-    """One place of a warning: a rollout, optionally a token (counted from 0), and the values there."""
-
-    sample_id: str
-    token: int = -1  # −1: the rollout as a whole
-    text: str = ""
-
-    def record(self) -> LintExampleRecord:
-        """Return the record to show."""
-        token = self.token if self.token >= 0 else None
-        return LintExampleRecord(sample_id=self.sample_id, token=token, text=self.text)
-
-
 def largest() -> float:
     """Return a field of Counts that takes the larger value over shards; a minimum is stored negated."""
     value: float = field(default=-math.inf, metadata={"merge": max})
@@ -59,32 +45,44 @@ class Counts:
     """The counts of a check over rollouts: a dataclass of numbers and tables that start at 0.
 
     Over shards the fields add up; those of `largest()` take the larger value. Every subclass that is not `abstract` is
-    counted and stored.
+    counted and stored. What is `within_step` is compared only within a step.
     """
 
     kinds: ClassVar[list[type[Counts]]] = []
+    _within_step: ClassVar[bool] = False
 
-    def __init_subclass__(cls, *, abstract: bool = False) -> None:
+    def __init_subclass__(cls, *, abstract: bool = False, within_step: bool = False) -> None:
+        cls._within_step = within_step
         if not abstract:
             Counts.kinds.append(cls)
 
     def add_piece(self, piece: Piece, counting: Counting) -> None:
         """Count the generated tokens of some rollouts."""
 
+    def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
+        """Count the generated tokens of some rollouts that have two valid log-probs."""
+
     def add_batch(self, counting: Counting) -> None:
         """Count the batch as a whole, after its pieces."""
+
+    def add(self, **values: Any) -> None:
+        """Add a number or a table to each named field; of an array its sum, which counts what is True."""
+        for name, value in values.items():
+            if isinstance(value, np.ndarray):
+                value = int(np.count_nonzero(value)) if value.dtype == np.bool_ else value.sum(dtype=np.float64).item()
+            merge = self.__dataclass_fields__[name].metadata.get("merge", add)
+            setattr(self, name, merge(getattr(self, name), value))
 
     def merge(self, other: Self) -> Self:
         """Return the counts over the rollouts of both."""
         merged = type(self)()
-        for each in fields(self):
-            of_both = each.metadata.get("merge", add)(getattr(self, each.name), getattr(other, each.name))
-            setattr(merged, each.name, of_both)
+        for part in (self, other):
+            merged.add(**{each.name: getattr(part, each.name) for each in fields(part)})
         return merged
 
     def across_steps(self) -> Self:
         """Return the counts without what is compared only within a step."""
-        return self
+        return type(self)() if self._within_step else self
 
     def of_sample(self, measured: StepMeasurement) -> Self:
         """Return the counts of a sample, completed with what `measured` knows about all rollouts."""
@@ -106,9 +104,12 @@ class Table:
         self.values = np.zeros((0, len(self.COLUMNS))) if values is None else values
 
     @classmethod
-    def of(cls, keys: NDArray[Any], *columns: NDArray[Any]) -> Self:
-        """Return the table of N rows with these keys [N] and columns [N] each."""
-        return cls._of_rows(np.asarray(keys, np.uint64), np.stack(columns, axis=1).astype(np.float64))
+    def of(cls, keys: NDArray[Any], *columns: NDArray[Any] | float) -> Self:
+        """Return the table of N rows with these keys [N] and columns, [N] or one number for all."""
+        rows = np.empty((len(keys), len(columns)))
+        for place, column in enumerate(columns):
+            rows[:, place] = column
+        return cls._of_rows(np.asarray(keys, np.uint64), rows)
 
     @classmethod
     def _of_rows(cls, keys: Keys, rows: NDArray[np.float64]) -> Self:
@@ -139,101 +140,64 @@ class Table:
 
 @dataclass(eq=False)
 class Piece:
-    """Consecutive rollouts of a batch from `first_row` on, with the columns of their T generated tokens, [T] each.
+    """Consecutive rollouts of a batch, its `rows`, with the columns of their T generated tokens, [T] each.
 
-    Rollout i of the piece has the tokens `offsets[i]` to `offsets[i + 1]`. `places` [T] are the positions of the tokens
-    in the batch; None if they are consecutive from `start`.
+    Rollout i of the piece has the tokens `offsets[i]` to `offsets[i + 1]`; `places` are their positions in the batch.
     """
 
-    first_row: int
-    start: int
+    rows: slice
     offsets: Ints
-    rollout: Floats | None
-    trainer: Floats | None
-    entropy: Floats | None
-    places: Ints | None = None
-
-    @property
-    def tokens(self) -> int:
-        """T, the generated tokens of the piece."""
-        return int(self.offsets[-1])
-
-    @property
-    def rows(self) -> slice:
-        """The rows of the rollouts in the batch."""
-        return slice(self.first_row, self.first_row + self.offsets.size - 1)
-
-    def column(self, name: str) -> Floats | None:
-        """Return `rollout`, `trainer` or `entropy` by name, shape [T]."""
-        values: Floats | None = getattr(self, name)
-        return values
-
-    def place(self, index: int) -> int:
-        """Return the position in the batch of a token of this piece."""
-        return self.start + index if self.places is None else int(self.places[index])
+    places: Ints
+    columns: Mapping[str, Floats]  # those of `rollout`, `trainer` and `entropy` that were logged
 
     def select(self, keep: Bools | None) -> Piece:
         """Return a piece of the tokens at which `keep` [T] is True; the piece itself if all are, or if it is None."""
         if keep is None or keep.all():
             return self
         chosen = np.flatnonzero(keep)
-        columns = {
-            name: None if (values := self.column(name)) is None else values[chosen]
-            for name in ("rollout", "trainer", "entropy")
-        }
-        places = chosen + self.start if self.places is None else self.places[chosen]
-        return Piece(self.first_row, self.start, np.searchsorted(chosen, self.offsets), places=places, **columns)
+        columns = {name: values[chosen] for name, values in self.columns.items()}
+        return Piece(self.rows, np.searchsorted(chosen, self.offsets), self.places[chosen], columns)
 
     @cached_property
     def bounds(self) -> Mapping[str, tuple[float, float]]:
         """The least and the largest value of each column of log-probs; NaN if one is NaN."""
-        columns = {name: self.column(name) for name in COLUMNS}
-        return {
-            name: (float(np.minimum.reduce(values)), float(np.maximum.reduce(values)))
-            for name, values in columns.items()
-            if values is not None and values.size
-        }
+        logged = {name: self.columns[name] for name in COLUMNS if name in self.columns}
+        return {name: (float(np.minimum.reduce(of)), float(np.maximum.reduce(of))) for name, of in logged.items()}
 
     def valid(self, name: str) -> Bools | None:
         """Return True for each log-prob of a column that a sampled token can have, [T]; None if all are."""
-        values, (least, most) = self.column(name), self.bounds.get(name, (0.0, 0.0))
+        least, most = self.bounds.get(name, (0.0, 0.0))
         # Two reductions are enough for a valid column: NaN, ±inf and placeholders show in min() or max().
-        return (
-            None if values is None or (least >= LEAST_LOG_PROB and most <= LARGEST_LOG_PROB) else are_log_probs(values)
-        )
+        return None if least >= LEAST_LOG_PROB and most <= LARGEST_LOG_PROB else are_log_probs(self.columns[name])
 
-    @property
-    def scored(self) -> Piece:
-        """The tokens with a valid log μ."""
-        return self._scored or self
-
-    @property
-    def pairs(self) -> Piece:
-        """The tokens with a valid log μ and a valid log π."""
-        return self._pairs or self
-
-    # None stands for the piece itself: an object that holds itself keeps the batch until the garbage collector runs.
-    @cached_property
-    def _scored(self) -> Piece | None:
-        chosen = self.select(self.valid("rollout"))
-        return None if chosen is self else chosen
-
-    @cached_property
-    def _pairs(self) -> Piece | None:
+    def pairs(self) -> TokenPairs | None:
+        """Return the tokens with two valid log-probs; None without any."""
+        if len(self.bounds) < len(COLUMNS):
+            return None
         masks = [mask for name in COLUMNS if (mask := self.valid(name)) is not None]
-        chosen = self.select(np.logical_and.reduce(masks)) if masks else self
-        return None if chosen is self else chosen
-
-    @cached_property
-    def d(self) -> Floats | None:
-        """log π − log μ of each token, [T]; None if one of them was not logged."""
-        return None if self.rollout is None or self.trainer is None else self.trainer - self.rollout
-
-    @cached_property
-    def ratio_minus_one(self) -> NDArray[np.float64] | None:
-        """ρ − 1 of each token, [T]; None if a log-prob was not logged."""
+        chosen = self.select(np.logical_and.reduce(masks) if masks else None)
+        if not chosen.places.size:
+            return None
+        mu, pi = chosen.columns["rollout"], chosen.columns["trainer"]
+        d = pi - mu
         # Not in float32: there expm1 rounds differently on CPUs with and without AVX-512.
-        return None if self.d is None else np.expm1(np.minimum(self.d, np.float32(LARGEST_D)), dtype=np.float64)
+        ratio_minus_one = np.expm1(np.minimum(d, np.float32(LARGEST_D)), dtype=np.float64)
+        entropy = chosen.columns.get("entropy")
+        return TokenPairs(chosen.rows, chosen.offsets, chosen.places, mu, pi, d, ratio_minus_one, entropy)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenPairs:
+    """The T tokens of a piece with two valid log-probs, with d = log π − log μ and ρ − 1, [T] each."""
+
+    rows: slice
+    offsets: Ints
+    places: Ints
+    mu: Floats
+    pi: Floats
+    d: Floats
+    ratio_minus_one: NDArray[np.float64]
+    entropy: Floats | None
 
 
 class Counting:
@@ -241,7 +205,7 @@ class Counting:
 
     def __init__(self, batch: RolloutBatch) -> None:
         self.batch = batch
-        self.examples: dict[str, list[Example]] = {}
+        self.examples: dict[str, list[LintExampleRecord]] = {}
 
     @cached_property
     def constants(self) -> Mapping[str, Floats]:
@@ -257,28 +221,29 @@ class Counting:
         """Return True if the check has fewer than EXAMPLES_KEPT examples."""
         return len(self.examples.get(check, ())) < EXAMPLES_KEPT
 
-    def add_example(self, check: str, example: Example) -> None:
-        """Keep an example of a check, if there is room."""
+    def add_example(self, check: str, sample_id: str, token: int | None = None, text: str = "") -> None:
+        """Keep a rollout, or one of its tokens counted from 0, as an example of a check, if there is room."""
         if self.has_room(check):
+            example = LintExampleRecord(sample_id=_storable(sample_id), token=token, text=_storable(text))
             self.examples.setdefault(check, []).append(example)
 
-    def add_token(self, check: str, place: int, text: str) -> None:
+    def add_token(self, check: str, place: int | np.integer, text: str) -> None:
         """Keep a token as an example; `place` is its position in the flat columns of the batch."""
-        row = row_of_position(self.batch.response_offsets, place)
-        self.add_example(
-            check, Example(self.batch.sample_ids[row], place - int(self.batch.response_offsets[row]), text)
-        )
+        row = row_of_position(self.batch.response_offsets, int(place))
+        self.add_example(check, self.batch.sample_ids[row], int(place - self.batch.response_offsets[row]), text)
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the generated tokens of the batch in pieces, in order."""
+        """Yield the generated tokens of the batch in pieces, in order, without empty ones."""
         batch = self.batch
-        columns = (batch.rollout_log_probs, batch.trainer_log_probs, batch.entropy)
+        columns = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs, "entropy": batch.entropy}
         for row, end_row in row_ranges(batch.response_offsets, _PIECE_TOKENS):
             start, end = int(batch.response_offsets[row]), int(batch.response_offsets[end_row])
             offsets = batch.response_offsets[row : end_row + 1] - start
-            rollout, trainer, entropy = (None if each is None else each[start:end] for each in columns)
-            piece = Piece(row, start, offsets, rollout, trainer, entropy)
-            yield piece.select(None if batch.response_mask is None else batch.response_mask[start:end] != 0)
+            of_piece = {name: values[start:end] for name, values in columns.items() if values is not None}
+            whole = Piece(slice(row, end_row), offsets, np.arange(start, end), of_piece)
+            piece = whole.select(None if batch.response_mask is None else batch.response_mask[start:end] != 0)
+            if piece.places.size:
+                yield piece
 
 
 def keys_of_groups(group_ids: Sequence[str | None], sample_ids: Sequence[str]) -> Keys:
@@ -288,3 +253,8 @@ def keys_of_groups(group_ids: Sequence[str | None], sample_ids: Sequence[str]) -
         for group, sample_id in zip(group_ids, sample_ids, strict=True)
     ]
     return keys_of_texts(names)
+
+
+def _storable(text: str) -> str:
+    """Return the text without NUL characters, which PostgreSQL refuses, and as valid UTF-8."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from foreshock.api.steps import LintExampleRecord
 from foreshock.digests import digest_of_json
-from foreshock.lint.counting import EXAMPLES_KEPT, Counting, Counts, Example, Table
+from foreshock.lint.counting import EXAMPLES_KEPT, Counting, Counts, Table
 from foreshock.measures.statistics import blob
 from foreshock.rollouts.batch import RolloutBatch
 
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
     from foreshock.measures.comparison import StepMeasurement
 
 # Raise the number if a stored value changes its meaning; new and other names change the kind by themselves.
-_VERSION = 8
+_VERSION = 9
 _Kind = TypeVar("_Kind", bound=Counts)
 
-Examples = Mapping[str, tuple[Example, ...]]
+Examples = Mapping[str, tuple[LintExampleRecord, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +47,7 @@ class LintEvidence:
         return LintEvidence(
             {kind: part.merge(other.parts[kind]) for kind, part in self.parts.items()},
             {
-                name: tuple(sorted({*self.where(name), *other.where(name)})[:EXAMPLES_KEPT])
+                name: tuple(sorted({*self.where(name), *other.where(name)}, key=_in_order)[:EXAMPLES_KEPT])
                 for name in sorted({*self.examples, *other.examples})
             },
         )
@@ -58,30 +60,17 @@ class LintEvidence:
         """Return this evidence of a sample, completed with what `measured` knows about all rollouts."""
         return replace(self, parts={kind: part.of_sample(measured) for kind, part in self.parts.items()})
 
-    def where(self, check: str) -> tuple[Example, ...]:
+    def where(self, check: str) -> tuple[LintExampleRecord, ...]:
         """Return the examples of a check."""
         return self.examples.get(check, ())
 
     def to_bytes(self) -> bytes:
         """Return everything except the examples as a blob for `from_bytes`: a JSON header and raw arrays."""
-        arrays: dict[str, Any] = {}
-        for kind, (numbers, tables) in _stored_fields().items():
-            part = self.parts[kind]
-            arrays[kind.__name__] = np.array([getattr(part, name) for name in numbers], np.float64)
-            for name in tables:
-                table = getattr(part, name)
-                arrays |= {f"{kind.__name__}.{name}.keys": table.keys, f"{kind.__name__}.{name}": table.values}
-        return blob.pack(_stored_kind(), arrays)
+        return blob.pack(_stored_kind(), _arrays(self.parts.values()))
 
     def examples_to_json(self) -> dict[str, Any]:
-        """Return the examples as JSON values, without NUL characters, which PostgreSQL refuses."""
-        return {
-            name: [
-                {**asdict(example), "sample_id": _storable(example.sample_id), "text": _storable(example.text)}
-                for example in examples
-            ]
-            for name, examples in self.examples.items()
-        }
+        """Return the examples as JSON values."""
+        return {name: [asdict(example) for example in examples] for name, examples in self.examples.items()}
 
     @classmethod
     def from_bytes(cls, data: bytes, examples: Mapping[str, Any] | None = None) -> LintEvidence:
@@ -90,58 +79,53 @@ class LintEvidence:
         Raises StatisticsError if the blob is damaged or of another version.
         """
         arrays = blob.unpack(_stored_kind(), data, _layout())
-        parts: dict[type[Counts], Counts] = {}
-        for kind, (numbers, tables) in _stored_fields().items():
-            part = parts[kind] = kind()
-            for (name, number), value in zip(numbers.items(), arrays[kind.__name__].tolist(), strict=True):
-                setattr(part, name, number(value))
-            for name, table in tables.items():
+        parts = {kind: kind() for kind in Counts.kinds}
+        for kind, part in parts.items():
+            numbers = iter(arrays[kind.__name__].tolist())
+            for name, empty in vars(part).items():
                 stored = f"{kind.__name__}.{name}"
-                setattr(part, name, table(arrays[f"{stored}.keys"], arrays[stored]))
-        return cls(parts, examples_from_json(examples or {}))
+                if isinstance(empty, Table):
+                    setattr(part, name, type(empty)(arrays[f"{stored}.keys"], arrays[stored]))
+                else:
+                    setattr(part, name, type(empty)(next(numbers)))
+        kept = (examples or {}).items()
+        return cls(parts, {name: tuple(LintExampleRecord(**each) for each in of) for name, of in kept})
 
 
-@cache
-def _stored_fields() -> dict[type[Counts], tuple[dict[str, type], dict[str, type[Table]]]]:
-    """Return the numbers (int or float) and the tables of each kind of Counts, with their types."""
-    found = {}
-    for kind in Counts.kinds:
-        empty = kind()
-        types = {each.name: type(getattr(empty, each.name)) for each in fields(kind)}
-        tables = {name: each for name, each in types.items() if issubclass(each, Table)}
-        found[kind] = {name: each for name, each in types.items() if name not in tables}, tables
-    return found
+def _arrays(parts: Iterable[Counts]) -> dict[str, NDArray[Any]]:
+    """Return what is stored: the numbers of each kind of Counts as one array, and two arrays of each table."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for part in parts:
+        kind = type(part).__name__
+        arrays[kind] = np.array([each for each in vars(part).values() if not isinstance(each, Table)], np.float64)
+        for name, each in vars(part).items():
+            if isinstance(each, Table):
+                arrays |= {f"{kind}.{name}.keys": each.keys, f"{kind}.{name}": each.values}
+    return arrays
+
+
+def _in_order(example: LintExampleRecord) -> tuple[str, int, str]:
+    return example.sample_id, -1 if example.token is None else example.token, example.text
 
 
 @cache
 def _layout() -> dict[str, tuple[str, tuple[int | None, ...]]]:
     """Return the dtype and the shape of each stored array."""
-    layout: dict[str, tuple[str, tuple[int | None, ...]]] = {}
-    for kind, (numbers, tables) in _stored_fields().items():
-        layout[kind.__name__] = "<f8", (len(numbers),)
-        for name, table in tables.items():
-            layout[f"{kind.__name__}.{name}.keys"] = "<u8", table.KEY_SHAPE
-            layout[f"{kind.__name__}.{name}"] = "<f8", (None, len(table.COLUMNS))
-    return layout
+    nothing = _arrays(kind() for kind in Counts.kinds)
+    return {
+        name: (each.dtype.str, tuple(size or None for size in each.shape) if "." in name else each.shape)
+        for name, each in nothing.items()
+    }
 
 
 @cache
 def _stored_kind() -> str:
     """Return the kind of the blob; it changes with the names and the order of what is stored."""
     names = [
-        [kind.__name__, *numbers, *([name, *table.COLUMNS] for name, table in tables.items())]
-        for kind, (numbers, tables) in _stored_fields().items()
+        [kind.__name__, *([name, *getattr(each, "COLUMNS", ())] for name, each in vars(kind()).items())]
+        for kind in Counts.kinds
     ]
     return f"lint-{_VERSION}-{digest_of_json(names)[7:15]}"
-
-
-def examples_from_json(values: Mapping[str, Any]) -> Examples:
-    """Restore the examples from `examples_to_json()`."""
-    return {name: tuple(Example(**example) for example in examples) for name, examples in values.items()}
-
-
-def _storable(text: str) -> str:
-    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 # Invalid log-probs overflow in exponentials. The results are not finite, and the checks handle that.
@@ -151,8 +135,11 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     counting = Counting(batch)
     parts = {kind: kind() for kind in Counts.kinds}
     for piece in counting.pieces():
+        pairs = piece.pairs()
         for part in parts.values():
             part.add_piece(piece, counting)
+            if pairs is not None:
+                part.add_pairs(pairs, counting)
     for part in parts.values():
         part.add_batch(counting)
     return LintEvidence(parts, {name: tuple(examples) for name, examples in sorted(counting.examples.items())})

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from foreshock.api.steps import LintExampleRecord
 from foreshock.healthy_ranges import required_range
-from foreshock.lint.counting import Counts, Example
+from foreshock.lint.counting import Counts
 from foreshock.lint.evidence import LintEvidence
 from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
@@ -37,7 +38,7 @@ class Finding:
     severity: Severity
     seen: str
     evidence: Mapping[str, float] = field(default_factory=dict)
-    where: tuple[Example, ...] | None = None  # None: the examples under the check's own name
+    where: tuple[LintExampleRecord, ...] | None = None  # None: the examples under the check's own name
     title: str = ""
     remedy: str = ""
 

@@ -11,7 +11,6 @@ from foreshock.api.steps import CheckRecord, CheckState, LintExampleRecord, Lint
 from foreshock.lint.checks import CHECKS
 from foreshock.lint.checks.responses import Rollouts
 from foreshock.lint.checks.values import SIGNS, columns_without_log_probs
-from foreshock.lint.counting import Example
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome
 from foreshock.model_kind import ModelKind
@@ -38,20 +37,11 @@ class LintReport:
         return tuple(check for check in self.checks if check.state == "not checked")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        return {
-            "rollouts": self.rollouts,
-            "tokens": self.tokens,
-            "warnings": [
-                {**asdict(warning), "where": [_place(example) for example in warning.where]}
-                for warning in self.warnings
-            ],
-            "checks": [asdict(check) for check in self.checks],
-        }
-
-
-def _place(example: LintExampleRecord) -> dict[str, Any]:
-    return {**asdict(example), "token": -1 if example.token is None else example.token}
+        """Return the report as JSON values; the token of a whole rollout is −1."""
+        found = asdict(self)
+        for place in (place for warning in found["warnings"] for place in warning["where"]):
+            place["token"] = -1 if place["token"] is None else place["token"]
+        return found
 
 
 @np.errstate(all="ignore")
@@ -80,7 +70,7 @@ def run_checks(
 
 
 def outcome_records(
-    check: Check, outcome: Outcome, where: Iterable[Example] = ()
+    check: Check, outcome: Outcome, where: Iterable[LintExampleRecord] = ()
 ) -> tuple[LintWarningRecord | None, CheckRecord]:
     """Return the records to show for an outcome: a warning if it is a finding, and the result of its check.
 
@@ -95,7 +85,7 @@ def outcome_records(
         title=outcome.title or check.title,
         seen=outcome.seen,
         evidence={key: float(value) for key, value in outcome.evidence.items() if math.isfinite(value)},
-        where=tuple(example.record() for example in (where if outcome.where is None else outcome.where)),
+        where=tuple(where if outcome.where is None else outcome.where),
         effect=check.effect,
         remedy=outcome.remedy or check.remedy,
     )

@@ -3,33 +3,32 @@
 The order is that of the report: findings that make all other numbers meaningless come first.
 """
 
-from foreshock.lint.checks.advantages import AGAINST_REWARDS, NOT_OF_GROUP, OUTLIER
 from foreshock.lint.checks.after_id import AFTER_ID
-from foreshock.lint.checks.banned_early import BANNED_EARLY
-from foreshock.lint.checks.clipping import CLIPPED
 from foreshock.lint.checks.declared import LAG_UNKNOWN
-from foreshock.lint.checks.duplicates import DUPLICATED
-from foreshock.lint.checks.groups import GROUPS
+from foreshock.lint.checks.duplicates import DUPLICATED, SAME_RESPONSE
 from foreshock.lint.checks.k3_per_entropy import K3_PER_ENTROPY
+from foreshock.lint.checks.learning_signal import (
+    AGAINST_REWARDS,
+    GROUPS,
+    NO_SPREAD,
+    NOT_OF_GROUP,
+    OUTLIER,
+    UNREWARDED,
+)
 from foreshock.lint.checks.masked import MASKED
-from foreshock.lint.checks.missing_engine import WITHOUT_ENGINE
-from foreshock.lint.checks.missing_trainer import PAD_ID, WITHOUT_TRAINER
-from foreshock.lint.checks.not_finite import NON_FINITE_VALUES
+from foreshock.lint.checks.missing import PAD_ID, WITHOUT_ENGINE, WITHOUT_TRAINER
 from foreshock.lint.checks.not_sampled import NOT_SAMPLED
 from foreshock.lint.checks.pairs import IDENTICAL
 from foreshock.lint.checks.penalty import PENALTY
 from foreshock.lint.checks.places import BY_PLACE, EVERYWHERE
-from foreshock.lint.checks.ratio import LIKELIER, MEAN_RATIO, PROCESSED
+from foreshock.lint.checks.ratio import BANNED_EARLY, CLIPPED, LIKELIER, MEAN_RATIO, PROCESSED
 from foreshock.lint.checks.responses import ABORTED, ALL_TRUNCATED, EMPTY, UNFINISHED
-from foreshock.lint.checks.rewards import NO_SPREAD
 from foreshock.lint.checks.rounding import ROUNDED
 from foreshock.lint.checks.row_order import EXCHANGED
-from foreshock.lint.checks.same_response import SAME_RESPONSE
 from foreshock.lint.checks.sampling import ENTROPY_OF_TRAINER, NOT_DECLARED, RAW
 from foreshock.lint.checks.shift import SHIFTED
-from foreshock.lint.checks.sources import UNREWARDED
 from foreshock.lint.checks.temperature import DIFFER, LOG_BASE, OF_TRAINER
-from foreshock.lint.checks.values import NON_FINITE, SIGNS
+from foreshock.lint.checks.values import NON_FINITE, NON_FINITE_VALUES, SIGNS
 from foreshock.lint.judging import Check
 
 _ALL = (

@@ -19,16 +19,15 @@ the differences may come from the new turn, and are no evidence against the id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
-from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Ints, Piece, Table
-from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
+from foreshock.lint.checks.pairs import Pairs, if_invalid
+from foreshock.lint.counting import LARGEST_D, Counting, Counts, Ints, Table, TokenPairs
+from foreshock.lint.judging import Check, Clean, Finding, Judging, Outcome, format_number, format_percent
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
 
@@ -38,8 +37,6 @@ CANDIDATES = 8
 _ROLLOUTS_SEARCHED, _TOKENS_SEARCHED = 256, 64
 # A large difference within this many tokens is near the id: a dropped id changes the very next tokens.
 _NEAR = 8
-# Larger ids, which no vocabulary has, are counted by sorting.
-_LARGEST_VOCABULARY = 1 << 22
 _TIMES_THE_OTHERS = 30.0
 _TIMES_THEIR_RATE = 20.0
 _NEAR_SHARE, _TIMES_BEFORE, _SHARE_OF_K3 = 0.5, 10.0, 0.8
@@ -80,120 +77,89 @@ class AfterIds(Counts):
     large: int = 0  # tokens with |d| of LARGE_D or more
     by_id: SumsAfterId = field(default_factory=SumsAfterId)
 
-    def add_piece(self, piece: Piece, counting: Counting) -> None:
-        """Count the large differences of a piece."""
-        if (d := piece.pairs.d) is not None:
-            self.large += int(np.count_nonzero(d >= np.float32(LARGE_D)) + np.count_nonzero(d <= np.float32(-LARGE_D)))
+    def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
+        large = np.count_nonzero(pairs.d >= np.float32(LARGE_D)) + np.count_nonzero(pairs.d <= np.float32(-LARGE_D))
+        self.add(large=large)
 
     def add_batch(self, counting: Counting) -> None:
-        """Sum over the candidates of a batch."""
         batch = counting.batch
         if not self.large or batch.rollout_log_probs is None or batch.trainer_log_probs is None:
             return
         d = batch.trainer_log_probs - batch.rollout_log_probs
-        generated = batch.generated
-        compared = are_log_probs(batch.trainer_log_probs) & are_log_probs(batch.rollout_log_probs) & generated
+        compared = are_log_probs(batch.trainer_log_probs) & are_log_probs(batch.rollout_log_probs) & batch.generated
         d[~compared] = 0.0
         np.clip(d, -LARGEST_D, LARGEST_D, out=d)
         large = np.flatnonzero(np.abs(d) >= np.float32(LARGE_D))
         surprisal = np.where(compared, -batch.rollout_log_probs, np.float32(0.0))
-        columns = {"tokens": compared, "k3": np.expm1(d, dtype=np.float64) - d, "surprisal": surprisal}
-        masked_before = np.concatenate([[0], np.cumsum(~generated)])
-        candidates = _candidates(batch, generated, large)
-        found = []
-        for each in candidates:
-            places = np.flatnonzero((batch.response_token_ids == each) & generated)
-            found.append(_sums_of(batch, places, masked_before, large, columns))
+        columns = compared, np.expm1(d, dtype=np.float64) - d, surprisal, ~batch.generated
+        # The sums of each column over the tokens before each position, [4, T + 1].
+        before = np.zeros((len(columns), d.size + 1))
+        np.cumsum(columns, axis=1, out=before[:, 1:])
+        found = {each: _sums_of(batch, each, large, before) for each in _candidates(batch, large)}
         if not found:
             return
-        self.by_id += SumsAfterId(candidates.astype(np.uint64), np.array([row for row, _ in found]))
+        self.by_id += SumsAfterId(np.array([*found], np.uint64), np.array([row for row, _ in found.values()]))
         # Keep examples of the id with the largest mean k3 after it; a finding names this id.
         names = SumsAfterId.COLUMNS
         k3, tokens = names.index("k3"), names.index("tokens")
-        _, examples = max(found, key=lambda each: each[0][k3] / max(each[0][tokens], 1))
+        _, examples = max(found.values(), key=lambda each: each[0][k3] / max(each[0][tokens], 1))
         for place in examples:
             text = f"id {batch.response_token_ids[place]}, log μ {batch.rollout_log_probs[place]:.4g}; large |d| follow"
             counting.add_token("mismatch_after_id", place, text)
 
 
-def _candidates(batch: RolloutBatch, generated: Bools, large: Ints) -> Ints:
+def _candidates(batch: RolloutBatch, large: Ints) -> list[int]:
     """Return at most CANDIDATES ids, ascending, that stand before the first large difference and rarely elsewhere.
 
     Ids rank by R² / occurrences, where R is the number of searched windows with the id; ties rank by distance.
     """
-    offsets, ids = batch.response_offsets, batch.response_token_ids
-    rows, first = np.unique(np.searchsorted(offsets, large, side="right") - 1, return_index=True)
-    ends = large[first]
-    if rows.size > _ROLLOUTS_SEARCHED:
-        many = np.bincount(np.searchsorted(rows, np.searchsorted(offsets, large, side="right") - 1))
-        worst = np.argsort(-many, kind="stable")[:_ROLLOUTS_SEARCHED]
-        rows, ends = rows[worst], ends[worst]
-    places, window = _ranges(np.maximum(offsets[rows], ends - _TOKENS_SEARCHED), ends)
-    places, window = places[generated[places]], window[generated[places]]
-    if not places.size:
-        return np.zeros(0, np.int64)
-    distance = ends[window] - places
-    # One entry for each id of a window, at its nearest occurrence.
-    order = np.lexsort((distance, ids[places], window))
-    of_window, of_id = window[order], ids[places][order]
-    fresh = np.ones(order.size, bool)
-    fresh[1:] = (of_window[1:] != of_window[:-1]) | (of_id[1:] != of_id[:-1])
-    unique, inverse = np.unique(of_id[fresh], return_inverse=True)
-    windows = np.bincount(inverse)
-    nearness = np.bincount(inverse, distance[order][fresh]) / windows
-    sampled = ids if generated.all() else ids[generated]
-    if sampled.min() >= 0 and sampled.max() < _LARGEST_VOCABULARY:
-        occurrences = np.bincount(sampled)[unique]
-    else:
-        kept, counts = np.unique(sampled, return_counts=True)
-        occurrences = counts[np.searchsorted(kept, unique)]
-    best = np.lexsort((unique, nearness, -(windows.astype(np.float64) ** 2) / occurrences))[:CANDIDATES]
-    return np.sort(unique[best]).astype(np.int64)
+    offsets, ids, generated = batch.response_offsets, batch.response_token_ids, batch.generated
+    rows, first, many = np.unique(
+        np.searchsorted(offsets, large, side="right") - 1, return_index=True, return_counts=True
+    )
+    windows, distances = Counter[int](), Counter[int]()
+    for each in np.argsort(-many, kind="stable")[:_ROLLOUTS_SEARCHED]:
+        end = int(large[first[each]])
+        # The nearest occurrence comes first.
+        places = np.arange(end - 1, max(offsets[rows[each]], end - _TOKENS_SEARCHED) - 1, -1)
+        places = places[generated[places]]
+        unique, nearest = np.unique(ids[places], return_index=True)
+        windows.update(unique.tolist())
+        distances.update(dict(zip(unique.tolist(), (end - places[nearest]).tolist(), strict=True)))
+    kept, counts = np.unique(ids[np.isin(ids, [*windows]) & generated], return_counts=True)
+    occurrences = dict(zip(kept.tolist(), counts.tolist(), strict=True))
+    ranked = sorted(windows, key=lambda of: (-(windows[of] ** 2) / occurrences[of], distances[of] / windows[of], of))
+    return sorted(ranked[:CANDIDATES])
 
 
 def _sums_of(
-    batch: RolloutBatch, places: Ints, masked_before: Ints, large: Ints, columns: Mapping[str, NDArray[Any]]
+    batch: RolloutBatch, token_id: int, large: Ints, before: NDArray[np.float64]
 ) -> tuple[list[float], list[int]]:
     """Return SumsAfterId.COLUMNS of an id, and the positions of three first occurrences that are hits.
 
-    `places` are the positions of the id, and `large` those of large differences; `masked_before` [T + 1] counts the
-    masked tokens before each position; `columns` [T] are summed over the tokens before and after the first occurrence.
+    `large` are the positions of large differences; `before` [4, T + 1] are the compared tokens, their k3 and surprisal,
+    and the masked tokens before each position.
     """
-    offsets = batch.response_offsets
+    offsets, groups = batch.response_offsets, batch.group_ids
+    places = np.flatnonzero((batch.response_token_ids == token_id) & batch.generated)
     rows, first = np.unique(np.searchsorted(offsets, places, side="right") - 1, return_index=True)
-    at = places[first] + 1
-    # Two parts per row: the tokens up to the first occurrence, and those after it (may be empty).
-    starts, ends = np.stack([offsets[rows], at], axis=1).ravel(), np.stack([at, offsets[rows + 1]], axis=1).ravel()
-    positions, parts = _ranges(starts, ends)
-    before, after = (
-        {name: np.bincount(parts, values[positions], starts.size)[side::2] for name, values in columns.items()}
-        for side in (0, 1)
-    )
-    kept = after["tokens"] > 0
+    at, masked = places[first] + 1, before[3]
+    kept = before[0, offsets[rows + 1]] > before[0, at]
     next_large = np.searchsorted(large, at)
     hit = kept & (np.searchsorted(large, offsets[rows + 1]) > next_large)
     first_large = np.append(large, batch.num_tokens)[next_large]
-    unbroken = masked_before[first_large] == masked_before[np.maximum(at - 2, offsets[rows])]
+    unbroken = masked[first_large] == masked[np.maximum(at - 2, offsets[rows])]
     near = hit & (first_large - at < _NEAR) & unbroken
-    groups = batch.group_ids
-    hits = rows[hit].tolist()
-    named = {row if groups is None or groups[row] is None else groups[row] for row in hits}
-    counts = [kept.sum(), hit.sum(), near.sum(), len(named)]
-    sums = [side[name][kept].sum() for name in ("tokens", "k3", "surprisal") for side in (after, before)]
-    return [float(each) for each in (*counts, *sums)], (at[hit][:3] - 1).tolist()
-
-
-def _ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Return all positions with start ≤ position < end, [P], and the index of the range of each position, [P]."""
-    lengths = ends - starts
-    parts = np.repeat(np.arange(starts.size), lengths)
-    return np.arange(parts.size) + (starts - np.cumsum(lengths) + lengths)[parts], parts
+    named = {row if groups is None or groups[row] is None else groups[row] for row in rows[hit].tolist()}
+    starts, ends = before[:3, offsets[rows[kept]]], before[:3, offsets[rows[kept] + 1]]
+    until = before[:3, at[kept]]
+    sums = np.stack([(ends - until).sum(axis=1), (until - starts).sum(axis=1)], axis=1)
+    row = [float(each) for each in (kept.sum(), hit.sum(), near.sum(), len(named), *sums.ravel())]
+    return row, (at[hit][:3] - 1).tolist()
 
 
 def _check(judging: Judging) -> Outcome:
     """Return the finding on the id with the largest mean k3 after it, of those that satisfy every condition."""
-    if not judging[Pairs].tokens:
-        return NotChecked(NO_PAIRS)
     found = (_finding(judging, index) for index in range(judging[AfterIds].by_id.keys.size))
     return max(filter(None, found), key=lambda each: each.evidence["k3_after"], default=Clean())
 

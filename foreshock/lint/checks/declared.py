@@ -44,7 +44,6 @@ class Declared(Counts):
     max_min_p: float = largest()
 
     def add_batch(self, counting: Counting) -> None:
-        """Count the rollouts of a batch."""
         batch, attributes = counting.batch, counting.batch.attributes
         names = ("temperature", "top_p", "top_k", "min_p")
         temperature, top_p, top_k, min_p = (_declared(batch, name) for name in names)
@@ -56,31 +55,21 @@ class Declared(Counts):
         fingerprint, rollouts = attributes.engine_fingerprint, batch.num_rollouts
         mode = attributes.logprobs_mode or (None if fingerprint is None else fingerprint.logprobs_mode)
         raw, processed = mode == "raw_logprobs", mode == "processed_logprobs"
-        self.tempered += int(tempered.sum())
-        self.truncated += int(truncated.sum())
-        self.shaped += int(shaped.sum())
-        self.plain += int((~shaped & ~np.isnan(temperature) & ~np.isnan(top_p)).sum())
-        self.sampling_unknown += int(unknown.sum())
-        self.mode_raw += rollouts * raw
-        self.mode_processed += rollouts * processed
-        self.mode_unknown += rollouts * (mode is None)
-        self.raw_and_shaped += int(shaped.sum()) * raw
-        self.processed_and_truncated += int(truncated.sum()) * processed
-        self.shaped_mode_unknown += int(shaped.sum()) * (mode is None)
-        self.unknown_repeat_chance += int((temperature < _GREEDY if processed else shaped).sum())
-        self.bypass += rollouts * (attributes.trainer_policy == "bypass")
-        self.policy += rollouts * (attributes.trainer_policy is not None)
-        self.entropy_of_trainer += rollouts * (attributes.entropy_policy == "trainer")
-        self.entropy_of_engine += rollouts * (attributes.entropy_policy == "rollout")
-        self.versions_alone += rollouts * (
-            batch.weights_version is not None and attributes.trainer_weights_version is None
-        )
+        alone = batch.weights_version is not None and attributes.trainer_weights_version is None
+        plain = ~shaped & ~np.isnan(temperature) & ~np.isnan(top_p)
+        unknown_chance = temperature < _GREEDY if processed else shaped
+        self.add(tempered=tempered, truncated=truncated, shaped=shaped, plain=plain, sampling_unknown=unknown)
+        self.add(mode_raw=rollouts * raw, mode_processed=rollouts * processed, mode_unknown=rollouts * (mode is None))
+        self.add(raw_and_shaped=shaped & raw, processed_and_truncated=truncated & processed)
+        self.add(shaped_mode_unknown=shaped & (mode is None), unknown_repeat_chance=unknown_chance)
+        self.add(bypass=rollouts * (attributes.trainer_policy == "bypass"))
+        self.add(policy=rollouts * (attributes.trainer_policy is not None), versions_alone=rollouts * alone)
+        self.add(entropy_of_trainer=rollouts * (attributes.entropy_policy == "trainer"))
+        self.add(entropy_of_engine=rollouts * (attributes.entropy_policy == "rollout"))
         if shaped.any():
-            self.max_temperature = _largest(temperature)
-            self.minus_min_temperature = _largest(-temperature)
-            self.minus_min_top_p = _largest(-top_p)
-            self.minus_min_top_k = _largest(-top_k[top_k > 0])
-            self.max_min_p = _largest(min_p)
+            self.add(max_temperature=_largest(temperature), minus_min_temperature=_largest(-temperature))
+            self.add(minus_min_top_p=_largest(-top_p), minus_min_top_k=_largest(-top_k[top_k > 0]))
+            self.add(max_min_p=_largest(min_p))
 
     @property
     def is_plain(self) -> bool:
@@ -134,7 +123,6 @@ def _largest(values: NDArray[np.float64]) -> float:
 
 
 def _check_lag(judging: Judging) -> Outcome:
-    """Check if the lag is unknown although the versions that sampled are logged."""
     alone = judging[Declared].versions_alone
     if not alone:
         return Clean()

@@ -1,10 +1,11 @@
-"""Rollouts that are logged more than once: more equal ones than chance explains."""
+"""Equal rollouts: logged more than once, or one response to most prompts."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -13,8 +14,18 @@ from numpy.typing import NDArray
 from foreshock.lint.checks.declared import Declared
 from foreshock.lint.checks.responses import OF_A_SAMPLE, Rollouts
 from foreshock.lint.checks.values import RolloutValues
-from foreshock.lint.counting import Counting, Counts, Example, Floats, Keys, Table
-from foreshock.lint.judging import FALSE_ALARM, Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
+from foreshock.lint.counting import Counting, Counts, Floats, Keys, Table
+from foreshock.lint.judging import (
+    FALSE_ALARM,
+    Check,
+    Clean,
+    Finding,
+    Judging,
+    NotChecked,
+    Outcome,
+    format_number,
+    format_percent,
+)
 from foreshock.measures.statistics.clusters import keys_of_texts
 from foreshock.rollouts.arrays import row_sums
 from foreshock.rollouts.batch import RolloutBatch
@@ -23,7 +34,9 @@ from foreshock.rollouts.batch import RolloutBatch
 _LEVELS = (0.0, -1.0, -2.0, -4.0, -6.0, -8.0, -12.0, -16.0, -32.0, -64.0)
 _LOG_CHANCE = math.log(FALSE_ALARM / len(_LEVELS))
 # An answer in tags has 8 tokens, the usual refusal 11.
-LEAST_GENERATED = 10
+_LEAST_GENERATED = 10
+# So many rollouts have one response, to so many prompts.
+_LEAST_SHARE, _LEAST_PROMPTS = 0.5, 4
 
 
 class Hashes(Table):
@@ -50,16 +63,6 @@ class Hashes(Table):
         """The hashes of prompt, response and log μ, [N]."""
         return np.asarray(self.keys[:, 1])
 
-    @property
-    def groups(self) -> Keys:
-        """The keys of the groups, [N]."""
-        return np.asarray(self.keys[:, 3])
-
-    @property
-    def responses(self) -> Keys:
-        """The hashes of the responses, [N]; 0 for those of fewer than `LEAST_GENERATED` generated tokens."""
-        return np.asarray(self.keys[:, 4])
-
     def are_distinct(self) -> bool:
         """Return True if no rollout repeats another one; `repeats` then counts 0 at every level."""
         return np.unique(self.contents).size == self.contents.size
@@ -75,13 +78,9 @@ class Hashes(Table):
         if len(self.keys) < 2:
             return [(0, 0.0)] * len(at_most)
         by_prompt = np.lexsort((self.keys[:, 2], self.prompts))
-        prompts, contents, log_probs = (
-            self.prompts[by_prompt],
-            self.contents[by_prompt],
-            self.column("log_probs")[by_prompt],
-        )
+        (prompts, contents, *_), log_probs = self.keys[by_prompt].T, self.values[by_prompt, 0]
         # The first occurrence of each content in this order; the prompt is part of the content.
-        is_first = np.zeros(contents.size, dtype=np.bool_)
+        is_first = np.zeros(contents.size, np.bool_)
         is_first[np.unique(contents, return_index=True)[1]] = True
         likelihoods = np.where(is_first, np.exp(np.minimum(log_probs, 0.0)), 0.0)
         begins = np.concatenate([[True], prompts[1:] != prompts[:-1]])
@@ -96,20 +95,19 @@ class Hashes(Table):
 
 
 @dataclass
-class Repeats(Counts):
+class Repeats(Counts, within_step=True):
     """The hashes of the rollouts with a response whose log μ is finite; of none if log μ was not logged."""
 
     hashes: Hashes = field(default_factory=Hashes)
 
     def add_batch(self, counting: Counting) -> None:
-        """Hash the rollouts of a batch."""
         batch, behaviour = counting.batch, counting.batch.rollout_log_probs
         if behaviour is None or behaviour.size == 0:
             return
         generated = behaviour if batch.response_mask is None else np.where(batch.response_mask != 0, behaviour, 0)
         log_probs = row_sums(generated, batch.response_offsets)
         prompts, contents, responses = _digests(batch, np.ascontiguousarray(generated, np.float32))
-        responses = np.where(batch.generated_lengths >= LEAST_GENERATED, responses, np.uint64(0))
+        responses = np.where(batch.generated_lengths >= _LEAST_GENERATED, responses, np.uint64(0))
         # Two empty responses are equal for any policy.
         kept = (batch.response_lengths > 0) & np.isfinite(log_probs)
         columns = (prompts, contents, keys_of_texts(batch.sample_ids), counting.group_keys, responses)
@@ -117,10 +115,6 @@ class Repeats(Counts):
         self.hashes += found
         if not found.are_distinct():
             _add_examples(found, np.flatnonzero(kept), counting)
-
-    def across_steps(self) -> Self:
-        """Return no hashes: rollouts are compared within a step only."""
-        return type(self)()
 
 
 def _add_examples(hashes: Hashes, rows: NDArray[np.int64], counting: Counting) -> None:
@@ -131,26 +125,29 @@ def _add_examples(hashes: Hashes, rows: NDArray[np.int64], counting: Counting) -
     for index in repeating[np.argsort(log_probs[repeating], kind="stable")][:3].tolist():
         original = sample_ids[rows[first[inverse[index]]]]
         text = f"equals {original} in every token and log-prob; log μ of the response {log_probs[index]:.4g}"
-        counting.add_example("duplicated_rollouts", Example(sample_ids[rows[index]], -1, text))
+        counting.add_example("duplicated_rollouts", sample_ids[rows[index]], text=text)
 
 
-def _digests(batch: RolloutBatch, log_probs: Floats) -> tuple[Keys, Keys, Keys]:
-    """Return digests of each prompt, of each response, prompt and log-probs, and of each response, shape [N]."""
+def _digests(batch: RolloutBatch, log_probs: Floats) -> list[Keys]:
+    """Return digests of each prompt; of each prompt, response and log-probs; and of each response, shape [N]."""
     prompt_ids = np.ascontiguousarray(batch.prompt_token_ids, np.int32).data
-    response_ids = np.ascontiguousarray(batch.response_token_ids, np.int32).data
-    values = log_probs.data
-    prompts, contents, responses = [], [], []
-    of_prompts, of_responses = batch.prompt_offsets.tolist(), batch.response_offsets.tolist()
-    for begin, end, first, last in zip(of_prompts, of_prompts[1:], of_responses, of_responses[1:], strict=False):
+    response_ids, values = np.ascontiguousarray(batch.response_token_ids, np.int32).data, log_probs.data
+    digests: list[tuple[bytes, bytes, bytes]] = []
+    rows = zip(pairwise(batch.prompt_offsets.tolist()), pairwise(batch.response_offsets.tolist()), strict=True)
+    for (begin, end), (first, last) in rows:
         prompt = sha256(prompt_ids[begin:end]).digest()[:8]
         content = sha256(response_ids[first:last])  # CPUs have instructions for it: twice as fast as blake2b
-        responses.append(content.digest()[:8])
+        response = content.digest()[:8]
         content.update(prompt)
         content.update(values[first:last])
-        prompts.append(prompt)
-        contents.append(content.digest()[:8])
-    joined = [np.frombuffer(b"".join(each), np.uint64) for each in (prompts, contents, responses)]
-    return joined[0], joined[1], joined[2]
+        digests.append((prompt, content.digest()[:8], response))
+    return [np.frombuffer(b"".join(each), np.uint64) for each in zip(*digests, strict=True)]
+
+
+def _if_none(judging: Judging) -> str:
+    if len(judging[Repeats].hashes.keys):
+        return ""
+    return "checked within a step, not across steps" if judging[RolloutValues].logged else "needs rollout_log_probs"
 
 
 def _check(judging: Judging) -> Outcome:
@@ -159,9 +156,6 @@ def _check(judging: Judging) -> Outcome:
     The chance is not known if log μ may not be the sampling distribution.
     """
     hashes = judging[Repeats].hashes
-    if not len(hashes.keys):
-        within_step = "checked within a step, not across steps"
-        return NotChecked(within_step if judging[RolloutValues].logged else "needs rollout_log_probs")
     if judging[Declared].unknown_repeat_chance or judging.found("raw_log_probs") or judging.found("wrong_log_base"):
         return NotChecked("log μ may not be the sampling distribution: the chance of equal responses is not known")
     # A sample contains few of the copies.
@@ -209,6 +203,28 @@ def _log_chance(repeated: int, expected: float) -> float:
     return repeated - expected - repeated * math.log(repeated / expected) if repeated > expected else 0.0
 
 
+def _check_same(judging: Judging) -> Outcome:
+    """Check if at least half of the rollouts have one response that is not short, to several prompts."""
+    hashes = judging[Repeats].hashes
+    rollouts = len(hashes.keys)
+    if np.unique(hashes.prompts).size < _LEAST_PROMPTS:
+        return NotChecked(f"needs {_LEAST_PROMPTS} different prompts")
+    texts, counts = np.unique(hashes.keys[:, 4][hashes.keys[:, 4] != 0], return_counts=True)
+    count = int(counts.max(initial=0))
+    if count < _LEAST_SHARE * rollouts:
+        return Clean()
+    prompts = int(np.unique(hashes.prompts[hashes.keys[:, 4] == texts[counts.argmax()]]).size)
+    if prompts < _LEAST_PROMPTS:
+        return Clean()
+    seen = (
+        f"{count:,} of {rollouts:,} rollouts, of {prompts:,} different prompts, have the same response of at least "
+        f"{_LEAST_GENERATED} generated tokens."
+    )
+    numbers = {"rollouts": rollouts, "same": count, "prompts": prompts}
+    title = f"{format_percent(count, rollouts)} of the responses are the same text, whatever the prompt"
+    return Finding("warning", seen, numbers, title=title)
+
+
 ALIKE = "all samples of each prompt are the same response"
 _ONE_SEED = (
     "Look for one seed for all samples of a prompt, for a cache of generations, and for temperature 0 (declare it, if "
@@ -221,5 +237,16 @@ DUPLICATED = Check(
     "Log before batches are padded to a multiple by repeating rollouts, and log each rollout from one rank. If "
     "sampling was sharper than log μ shows (a low temperature), declare it: then this check does not apply.",
     _check,
+    unless=_if_none,
+    explains=False,
+)
+SAME_RESPONSE = Check(
+    "same_response",
+    "most responses are the same text, whatever the prompt",
+    "The mismatch is that of one text, and the policy no longer answers its prompts.",
+    "Read some responses. Look for a reward that one text satisfies (reward hacking), at the entropy bonus and the KL "
+    "penalty, and check that the engine receives the prompts.",
+    _check_same,
+    unless=_if_none,
     explains=False,
 )

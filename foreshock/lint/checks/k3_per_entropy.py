@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from foreshock.healthy_ranges import required_range
-from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
+from foreshock.lint.checks.pairs import Pairs, if_invalid
 from foreshock.lint.checks.sampling import Surprisal
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
 from foreshock.measures.estimators.intervals import student_t_quantile
@@ -22,8 +22,6 @@ def _check(judging: Judging) -> Outcome:
     The mean entropy is over the rollouts' tokens; without any it is the one that the trainer logged. A few tokens of
     one prompt can give half of k3, so the interval is clustered by prompt group.
     """
-    if not judging[Pairs].tokens:
-        return NotChecked(NO_PAIRS)
     tokens, by_group = judging[Surprisal].tokens, judging[Pairs].by_group
     entropy = judging[Surprisal].entropy / tokens if tokens else judging.entropy
     if entropy is None or not entropy > 0:

@@ -26,7 +26,6 @@ class Masked(Counts):
     placeholders: int = 0
 
     def add_batch(self, counting: Counting) -> None:
-        """Count masked tokens with a log-prob, an entropy or an advantage other than 0."""
         batch = counting.batch
         masked = masked_places(batch)
         columns = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs, "entropy": batch.entropy}

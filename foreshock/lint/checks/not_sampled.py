@@ -103,7 +103,6 @@ class UnlikelyTokens(Counts):
     table: Unlikely = field(default_factory=Unlikely)
 
     def add_batch(self, counting: Counting) -> None:
-        """Count the unlikely tokens of a batch."""
         batch, mu, mask = counting.batch, counting.batch.rollout_log_probs, counting.batch.response_mask
         if mu is None or not mu.size:
             return
@@ -151,7 +150,6 @@ def _if_of_another(judging: Judging, log_probs: float) -> str:
 
 
 def _check(judging: Judging) -> Outcome:
-    """Check for more unlikely tokens of one id than the sampler makes."""
     table, rollouts = judging[UnlikelyTokens].table, judging[Rollouts].rollouts
     if not judging[RolloutValues].logged:
         return NotChecked("needs rollout_log_probs")

@@ -9,12 +9,12 @@ import numpy as np
 
 from foreshock.lint.checks.declared import Declared
 from foreshock.lint.checks.responses import Rollouts
-from foreshock.lint.counting import LARGEST_D, Counting, Counts, Piece, Table
+from foreshock.lint.counting import LARGEST_D, Counting, Counts, Table, TokenPairs
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome
 from foreshock.rollouts.arrays import row_sums
 from foreshock.severity import Severity
 
-NO_PAIRS = "needs rollout_log_probs and trainer_log_probs"
+_NO_PAIRS = "needs rollout_log_probs and trainer_log_probs"
 # A token with log μ below this is uncertain: two computations of it agree in every bit by chance at most.
 _UNCERTAIN = -0.01
 # This many uncertain tokens of a rollout agree bit for bit only if one column is a copy of the other.
@@ -75,28 +75,19 @@ class Pairs(Counts):
     surprisal: float = 0.0  # Σ −log μ
     by_group: PairsByGroup = field(default_factory=PairsByGroup)
 
-    def add_piece(self, piece: Piece, counting: Counting) -> None:
-        """Count the pairs of a piece."""
-        pairs, offsets = piece.pairs, piece.pairs.offsets
-        behaviour, target, beyond_one = pairs.rollout, pairs.trainer, pairs.ratio_minus_one
-        if behaviour is None or target is None or beyond_one is None or pairs.d is None:
-            return
-        equal, uncertain = behaviour == target, behaviour < np.float32(_UNCERTAIN)
-        self.tokens += behaviour.size
-        self.equal += int(np.count_nonzero(equal))
-        self.uncertain += int(np.count_nonzero(uncertain))
-        uncertain_of_rows = row_sums(uncertain, offsets)
+    def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
+        equal, uncertain = pairs.mu == pairs.pi, pairs.mu < np.float32(_UNCERTAIN)
+        uncertain_of_rows = row_sums(uncertain, pairs.offsets)
         copiable = uncertain_of_rows >= _LEAST_COPIED
         copied = equal & uncertain
-        self.copiable_rollouts += int(copiable.sum())
         if np.count_nonzero(copied) >= _LEAST_COPIED:
-            self.copied_rollouts += int((copiable & (row_sums(copied, offsets) == uncertain_of_rows)).sum())
-        of_d = row_sums(np.minimum(pairs.d, np.float32(LARGEST_D)), offsets)
-        of_ratio = row_sums(beyond_one, offsets)
-        self.k3 += float((of_ratio - of_d).sum())
-        self.surprisal -= float(behaviour.sum(dtype=np.float64))
-        keys, prompts = counting.group_keys[piece.rows], np.diff(counting.batch.prompt_offsets)[piece.rows]
-        self.by_group += PairsByGroup.of(keys, np.diff(offsets), of_ratio, of_ratio - of_d, prompts)
+            self.add(copied_rollouts=copiable & (row_sums(copied, pairs.offsets) == uncertain_of_rows))
+        of_ratio = row_sums(pairs.ratio_minus_one, pairs.offsets)
+        k3 = of_ratio - row_sums(np.minimum(pairs.d, np.float32(LARGEST_D)), pairs.offsets)
+        self.add(tokens=equal.size, equal=equal, uncertain=uncertain, copiable_rollouts=copiable)
+        self.add(k3=k3, surprisal=-pairs.mu.sum(dtype=np.float64))
+        keys, prompts = counting.group_keys[pairs.rows], np.diff(counting.batch.prompt_offsets)[pairs.rows]
+        self.by_group += PairsByGroup.of(keys, np.diff(pairs.offsets), of_ratio, k3, prompts)
 
     @property
     def copied(self) -> bool:
@@ -110,7 +101,9 @@ class Pairs(Counts):
 
 
 def if_copied(judging: Judging) -> str:
-    """Return why the two log-probs cannot be compared if one is a copy of the other; else an empty string."""
+    """Return why the two log-probs cannot be compared: one is a copy of the other, or missing; else an empty string."""
+    if not judging[Pairs].tokens:
+        return _NO_PAIRS
     return "the two log-probs are the same numbers" if judging[Pairs].copied else ""
 
 
@@ -125,10 +118,9 @@ def if_shifted(judging: Judging) -> str:
 
 
 def _check_identical(judging: Judging) -> Outcome:
-    """Check for a log π that equals log μ in every bit."""
     pairs, uncertain = judging[Pairs], judging[Pairs].uncertain
     if not pairs.tokens:
-        return NotChecked(NO_PAIRS)
+        return NotChecked(_NO_PAIRS)
     if not pairs.copied:
         return _check_partly_copied(pairs)
     if uncertain < _LEAST_UNCERTAIN:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_invalid
-from foreshock.lint.counting import Counting, Counts, Piece, Table
-from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
+from foreshock.lint.checks.pairs import Pairs, if_invalid
+from foreshock.lint.counting import Counting, Counts, Table, TokenPairs
+from foreshock.lint.judging import Check, Clean, Finding, Judging, Outcome, format_number, format_percent
 from foreshock.rollouts.arrays import row_sums
 from foreshock.rollouts.batch import RolloutBatch
 
@@ -40,23 +40,22 @@ class Occurrences(Counts):
 
     table: ByOccurrence = field(default_factory=ByOccurrence)
 
-    def add_piece(self, piece: Piece, counting: Counting) -> None:
+    def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
         """Sum d of the rollouts of a batch's first pieces in which the two log-probs differ enough."""
-        pairs, d = piece.pairs, piece.pairs.d
-        if d is None or pairs.rollout is None or pairs.trainer is None or piece.start >= _MOST_TOKENS:
+        start = int(counting.batch.response_offsets[pairs.rows.start])
+        if start >= _MOST_TOKENS:
             return
         lengths = np.diff(pairs.offsets)
-        apart = row_sums(np.abs(d), pairs.offsets) > _LEAST_MEAN_D * lengths
-        apart &= piece.start + pairs.offsets[:-1] < _MOST_TOKENS
+        apart = row_sums(np.abs(pairs.d), pairs.offsets) > _LEAST_MEAN_D * lengths
+        apart &= start + pairs.offsets[:-1] < _MOST_TOKENS
         if not apart.any():
             return
-        rows = slice(piece.first_row, piece.first_row + int(np.flatnonzero(apart)[-1]) + 1)
+        rows = slice(pairs.rows.start, pairs.rows.start + int(np.flatnonzero(apart)[-1]) + 1)
         chosen = np.flatnonzero(np.repeat(apart, lengths))
-        places = chosen if pairs.places is None else pairs.places[chosen] - pairs.start
-        d = d[chosen].astype(np.float64)
-        likelihood = -0.5 * np.add(pairs.rollout[chosen], pairs.trainer[chosen], dtype=np.float64)
-        keys = 2 * np.searchsorted(_EDGES, likelihood) + occurred(counting.batch, rows)[places]
-        self.table += ByOccurrence.of(keys, np.ones(d.size), d, d * d)
+        d = pairs.d[chosen].astype(np.float64)
+        likelihood = -0.5 * np.add(pairs.mu[chosen], pairs.pi[chosen], dtype=np.float64)
+        keys = 2 * np.searchsorted(_EDGES, likelihood) + occurred(counting.batch, rows)[pairs.places[chosen] - start]
+        self.table += ByOccurrence.of(keys, 1.0, d, d * d)
 
 
 def occurred(batch: RolloutBatch, rows: slice) -> NDArray[np.bool_]:
@@ -76,9 +75,6 @@ def occurred(batch: RolloutBatch, rows: slice) -> NDArray[np.bool_]:
 
 
 def _check(judging: Judging) -> Outcome:
-    """Check for a difference between tokens that occurred before and new ones of the same likelihood."""
-    if not judging[Pairs].tokens:
-        return NotChecked(NO_PAIRS)
     if judging[Pairs].mean_k3 <= judging.healthy_k3:
         return Clean()
     sums = np.zeros((2 * (_EDGES.size + 1), 3))

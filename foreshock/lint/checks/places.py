@@ -9,19 +9,20 @@ thirty hardly changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.api.steps import LintExampleRecord
 from foreshock.healthy_ranges import LARGEST_OF_NUMERICS, required_range
-from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, PairsByGroup, if_invalid
+from foreshock.lint.checks.pairs import Pairs, PairsByGroup, if_invalid
 from foreshock.lint.checks.temperature import two_temperatures
 from foreshock.lint.checks.token_ids import by_token_id
-from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Example, Floats, Ints, Table
-from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
+from foreshock.lint.counting import LARGEST_D, Bools, Counting, Counts, Floats, Ints, Table
+from foreshock.lint.judging import Check, Clean, Finding, Judging, Outcome, format_number, format_percent
 from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts
 from foreshock.measures.statistics.clusters import keys_of_texts
 from foreshock.rollouts.arrays import row_sums, take_rows
@@ -62,35 +63,29 @@ class SumsByPlace(Table):
     over uncertain tokens. A group in several shards counts once per shard.
     """
 
-    COLUMNS = ("tokens", "uncertain", "rollouts", "groups", "k3", "roots")
+    COLUMNS = ("tokens", "uncertain", "k3", "roots", "rollouts", "groups")
 
     @classmethod
-    def of_codes(cls, codes: Mapping[str, Ints], table: NDArray[np.float64], of_row: Ints, of_group: Ints) -> Self:
-        """Return the sums of S segments with the bucket `codes` [S] of each dimension; a code of −1 is left out.
+    def of_segments(cls, segments: _Segments, groups: Ints, codes: Mapping[str, Ints]) -> Self:
+        """Return the sums of S segments by their bucket `codes` [S] of each dimension; a code of −1 is left out.
 
-        `table` [S, 4] comes from `_sums_of_segments`; `of_row` and `of_group` number the rollout and the group of each
-        segment, from 0.
+        `groups` [N] numbers the group of each rollout, from 0.
         """
         places = np.array(
             [np.where(code < 0, -1, _WIDTH * _DIMENSIONS.index(name) + code) for name, code in codes.items()]
         )
         of_dimension, segment = np.nonzero(places >= 0)
         keys, slots = np.unique(places[of_dimension, segment], return_inverse=True)
-        distinct = []
-        for numbers in (of_row, of_group):
+        sums = [np.bincount(slots, column[segment], keys.size) for column in segments.sums.T]
+        for numbers in (segments.rows, groups[segments.rows]):
             width = int(numbers.max(initial=0)) + 1
-            distinct.append(np.bincount(np.unique(slots * width + numbers[segment]) // width, minlength=keys.size))
-        tokens, uncertain, k3, roots = (np.bincount(slots, column[segment], keys.size) for column in table.T)
-        return cls.of(keys, tokens, uncertain, *distinct, k3, roots)
+            sums.append(np.bincount(np.unique(slots * width + numbers[segment]) // width, minlength=keys.size))
+        return cls.of(keys, *sums)
 
     def of_dimension(self, dimension: str) -> tuple[Ints, NDArray[np.float64]]:
         """Return the buckets [B] of a dimension and their rows [B, 6]."""
         chosen = self.rows(self.keys // _WIDTH == _DIMENSIONS.index(dimension))
         return (chosen.keys % _WIDTH).astype(np.int64), chosen.values
-
-
-class SumsByLength(SumsByPlace):
-    """The sums by length, of the batches with a large k3."""
 
 
 class BegunInside(Table):
@@ -104,7 +99,6 @@ class Places(Counts):
     """Sums by place over an even sample of the rollouts."""
 
     sums: SumsByPlace = field(default_factory=SumsByPlace)
-    by_length: SumsByLength = field(default_factory=SumsByLength)
     begun_inside: BegunInside = field(default_factory=BegunInside)
 
     def add_batch(self, counting: Counting) -> None:
@@ -124,35 +118,37 @@ class Places(Counts):
         mask = None if batch.response_mask is None else batch.response_mask[positions] != 0
         if batch.turn is None and mask is not None and not mask.all():
             of_tokens["turn"] = turns_of_mask(mask, offsets)
-            counting.add_example(_OF_MASK, Example(""))
-        starts = _starts(offsets, list(of_tokens.values()))
-        keep, uncertain, d = _differences(behaviour[positions], target[positions], mask)
-        begun = _begun_inside(d, uncertain, offsets)
-        table = _sums_of_segments(keep, uncertain, d, starts)
-        starts, table = starts[table[:, 0] > 0], table[table[:, 0] > 0]
-        of_row = np.searchsorted(offsets, starts, "right") - 1
-        near_end = np.minimum(_octave(offsets[of_row + 1] - 1 - starts), _FAR_FROM_END)
-        truncated = truncated_rollouts(batch)[0][rows][of_row]
-        levels = _levels(table, of_row, rows.size)
+            counting.add_example(_OF_MASK, "")
+        tokens = _columns(behaviour[positions], target[positions], mask)
+        segments = _segments(tokens, offsets, of_tokens)
+        near_end = np.minimum(_octave(offsets[segments.rows + 1] - 1 - segments.starts), _FAR_FROM_END)
+        truncated = truncated_rollouts(batch)[0][rows][segments.rows]
+        levels = _levels(segments, rows.size)
         _keep_high(counting, rows, levels)
-        begun &= levels >= 0
-        self.begun_inside += BegunInside.of(levels[begun], np.ones(int(begun.sum())))
+        begun = _begun_inside(tokens, offsets) & (levels >= 0)
+        self.begun_inside += BegunInside.of(levels[begun], 1.0)
         codes = {
-            "position": _octave(starts - offsets[of_row]),
+            "position": _octave(segments.starts - offsets[segments.rows]),
             "end_of_truncated": np.where(truncated, near_end, -1),
             "end_of_stopped": np.where(truncated, -1, near_end),
-            "rollout": levels[of_row],
+            "rollout": levels[segments.rows],
         }
-        codes |= {name: column[starts] for name, column in of_tokens.items()}
+        codes |= {name: column[segments.starts] for name, column in of_tokens.items()}
         for name in _NAMED:
             if (named := _codes_of_names(counting, name, rows)) is not None:
-                codes[name] = named[of_row]
+                codes[name] = named[segments.rows]
         _, groups = np.unique(counting.group_keys[rows], return_inverse=True)
-        self.sums += SumsByPlace.of_codes(codes, table, of_row, groups[of_row])
-        if table[:, 2].sum() > _LEAST_K3 * table[:, 0].sum():
-            prompts = np.diff(batch.prompt_offsets)[rows]
-            differences = _differences(behaviour[positions], target[positions], mask)
-            self.by_length += _sums_by_length(prompts, offsets, differences, groups)
+        self.sums += SumsByPlace.of_segments(segments, groups, codes)
+        count, _, k3, _ = segments.sums.sum(axis=0)
+        if k3 > _LEAST_K3 * count:
+            prompts, at = np.diff(batch.prompt_offsets)[rows], np.arange(offsets[-1])
+            at -= np.repeat(offsets[:-1], np.diff(offsets))
+            context = at + np.repeat(prompts, np.diff(offsets))
+            of_tokens = {"context": _step_of(context, "context"), "response": _step_of(at, "response")}
+            segments = _segments(tokens, offsets, of_tokens)
+            codes = {name: column[segments.starts] for name, column in of_tokens.items()}
+            codes["prompt_length"] = _step_of(prompts, "prompt_length")[segments.rows]
+            self.sums += SumsByPlace.of_segments(segments, groups, codes)
 
     def across_steps(self) -> Self:
         """Return the sums without levels of rollouts, which are compared within a step only."""
@@ -171,28 +167,65 @@ def turns_of_mask(mask: Bools, offsets: Ints) -> Ints:
     return turns
 
 
-def _differences(mu: Floats, pi: Floats, mask: Bools | None) -> tuple[Bools, Bools, NDArray[np.float64]]:
-    """Return which tokens are compared, which of these are uncertain, and d, 0 at the others, [T] each."""
+class _Columns(NamedTuple):
+    """Of T tokens: which are compared, which of these are uncertain, k3, and √|d| of uncertain ones; 0 at others."""
+
+    keep: Bools
+    uncertain: Bools
+    k3: NDArray[np.float64]
+    roots: NDArray[np.float64]
+
+
+class _Segments(NamedTuple):
+    """S segments of the tokens: where each begins, the row of its rollout, and the sums of the columns, [S, 4]."""
+
+    starts: Ints
+    rows: Ints
+    sums: NDArray[np.float64]
+
+
+def _columns(mu: Floats, pi: Floats, mask: Bools | None) -> _Columns:
     keep = are_log_probs(mu) & are_log_probs(pi)
     if mask is not None:
         keep &= mask
     d = np.subtract(pi, mu, dtype=np.float64)
     d[~keep] = 0.0
     np.clip(d, -LARGEST_D, LARGEST_D, out=d)
-    return keep, keep & (np.minimum(mu, pi) < np.float32(_UNCERTAIN)), d
+    k3 = np.expm1(d)
+    k3 -= d
+    uncertain = keep & (np.minimum(mu, pi) < np.float32(_UNCERTAIN))
+    roots = np.sqrt(np.abs(d, out=d), out=d)
+    roots *= uncertain
+    return _Columns(keep, uncertain, k3, roots)
 
 
-def _begun_inside(d: NDArray[np.float64], chosen: Bools, offsets: Ints) -> Bools:
-    """Return whether the first chosen tokens of each rollout agree, by its own mean |d|, and later ones do not."""
-    d = np.abs(d[chosen])
-    ends = np.r_[0, np.cumsum(chosen)][offsets]
+def _segments(tokens: _Columns, offsets: Ints, of_tokens: Mapping[str, Ints]) -> _Segments:
+    """Return the segments with a compared token; they begin at powers of two, and where a column [T] changes."""
+    first, end = offsets[:-1, None], offsets[1:, None]
+    powers = 1 << np.arange(np.diff(offsets).max(initial=1).item().bit_length())
+    changes = np.zeros(offsets[-1], np.bool_)
+    changes[first] = True
+    changes[np.minimum(first + powers, end - 1)] = True
+    changes[np.maximum(end - (1 << np.arange(_FAR_FROM_END)), first)] = True
+    for column in of_tokens.values():
+        changes[1:] |= column[1:] != column[:-1]
+    starts = np.flatnonzero(changes)
+    sums = [np.add.reduceat(each.view(np.uint8), starts, dtype=np.int64) for each in tokens[:2]]
+    filled = sums[0] > 0
+    table = np.stack([*sums, *(np.add.reduceat(each, starts) for each in tokens[2:])], axis=1)
+    return _Segments(starts[filled], np.searchsorted(offsets, starts[filled], "right") - 1, table[filled])
+
+
+def _begun_inside(tokens: _Columns, offsets: Ints) -> Bools:
+    """Return whether the first uncertain tokens of each rollout agree, by its own mean |d|, and later ones do not."""
+    d = np.square(tokens.roots[tokens.uncertain])
+    ends = np.r_[0, np.cumsum(tokens.uncertain)][offsets]
     counts = np.diff(ends)
     differs = d >= np.repeat(_OF_MEAN * row_sums(d, ends) / np.maximum(counts, 1), counts)
     # The number of uncertain tokens before the first one that differs.
     places = np.r_[np.flatnonzero(differs), d.size]
     first = places[np.searchsorted(places, ends[:-1])] - ends[:-1]
-    inside: Bools = (first >= _LEAST_AGREEING) & (first < counts)
-    return inside
+    return np.asarray((first >= _LEAST_AGREEING) & (first < counts))
 
 
 def _keep_high(counting: Counting, rows: Ints, levels: Ints) -> None:
@@ -201,50 +234,12 @@ def _keep_high(counting: Counting, rows: Ints, levels: Ints) -> None:
     for place in high.tolist():
         name, row = f"rollout {levels[place]}", int(rows[place])
         group = None if counting.batch.group_ids is None else counting.batch.group_ids[row]
-        counting.add_example(name, Example(counting.batch.sample_ids[row], text=group or ""))
-
-
-def _starts(offsets: Ints, columns: list[Ints]) -> Ints:
-    """Return the positions at which the place changes, ascending: at powers of two, and if one of `columns` changes."""
-    first, end = offsets[:-1, None], offsets[1:, None]
-    powers = 1 << np.arange(np.diff(offsets).max(initial=1).item().bit_length())
-    changes = np.zeros(offsets[-1], np.bool_)
-    changes[first] = True
-    changes[np.minimum(first + powers, end - 1)] = True
-    changes[np.maximum(end - (1 << np.arange(_FAR_FROM_END)), first)] = True
-    for column in columns:
-        changes[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(changes)
-
-
-def _sums_of_segments(keep: Bools, uncertain: Bools, d: NDArray[np.float64], starts: Ints) -> NDArray[np.float64]:
-    """Return tokens, uncertain tokens, k3 and roots of each segment, [S, 4]; `d` [T] is overwritten."""
-    k3 = np.expm1(d)
-    k3 -= d
-    roots = np.sqrt(np.abs(d, out=d), out=d)
-    roots *= uncertain
-    counts = (np.add.reduceat(column.view(np.uint8), starts, dtype=np.int64) for column in (keep, uncertain))
-    return np.stack([*counts, *(np.add.reduceat(column, starts) for column in (k3, roots))], axis=1)
+        counting.add_example(name, counting.batch.sample_ids[row], text=group or "")
 
 
 def _octave(values: Any) -> Ints:
     """Return 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
     return np.frexp(np.asarray(values, np.float64))[1].astype(np.int64)
-
-
-def _sums_by_length(
-    prompts: Ints, offsets: Ints, differences: tuple[Bools, Bools, NDArray[np.float64]], groups: Ints
-) -> SumsByLength:
-    """Return the sums by length of rollouts with prompts of these lengths [N], of these groups [N]."""
-    at = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
-    context, response = _step_of(at + np.repeat(prompts, np.diff(offsets)), "context"), _step_of(at, "response")
-    starts = _starts(offsets, [context, response])
-    table = _sums_of_segments(*differences, starts)
-    starts, table = starts[table[:, 0] > 0], table[table[:, 0] > 0]
-    of_row = np.searchsorted(offsets, starts, "right") - 1
-    of_prompts = _step_of(prompts, "prompt_length")[of_row]
-    codes = {"prompt_length": of_prompts, "context": context[starts], "response": response[starts]}
-    return SumsByLength.of_codes(codes, table, of_row, groups[of_row])
 
 
 def _step_of(lengths: Any, dimension: str) -> Ints:
@@ -259,9 +254,9 @@ def _first_of_step(steps: Any, dimension: str) -> Ints:
     return np.asarray((steps - (octaves << _STEPS[dimension])) << octaves)
 
 
-def _levels(table: NDArray[np.float64], of_row: Ints, rows: int) -> Ints:
+def _levels(segments: _Segments, rows: int) -> Ints:
     """Return the level of each rollout, [rows]; −1 for one without an uncertain token."""
-    counts, roots = (np.bincount(of_row, table[:, column], rows) for column in (1, 3))
+    counts, roots = (np.bincount(segments.rows, segments.sums[:, column], rows) for column in (1, 3))
     level = np.floor(2.0 * (2.0 * np.log2(np.maximum(roots / np.maximum(counts, 1), 1e-9)) - _LOWEST_LEVEL))
     return np.where(counts > 0, np.clip(level, 0, _WIDTH - 1), -1).astype(np.int64)
 
@@ -277,7 +272,7 @@ def _codes_of_names(counting: Counting, dimension: str, rows: Ints) -> Ints | No
     if len(unique) > _MOST_NAMES or len(set(codes.values())) < len(unique):
         return None
     for name, code in codes.items():
-        counting.add_example(f"{dimension} {code}", Example(name))
+        counting.add_example(f"{dimension} {code}", name)
     return np.array([codes[name] for name in names], np.int64)
 
 
@@ -364,8 +359,6 @@ class _Part:
 def _check(judging: Judging) -> Outcome:
     """Check if one part of the tokens has most of the mismatch; the part that differs most is reported."""
     sums, healthy = judging[Places].sums, judging.healthy_k3
-    if not sums.keys.size:
-        return NotChecked(NO_PAIRS)
     if judging[Pairs].mean_k3 > healthy and (of_ids := by_token_id(judging)) is not None:
         return of_ids
     # A single rollout is a place if the step is beyond its range by it.
@@ -416,9 +409,9 @@ def _check(judging: Judging) -> Outcome:
 
 def _by_length(best: _Part | None, judging: Judging) -> _Part | None:
     """Return the part by a length that separates the tokens better than `best`, the best of other places."""
-    sums, prompts = judging[Places].by_length, judging[Pairs].by_group.column("prompt_tokens")
+    sums, prompts = judging[Places].sums, judging[Pairs].by_group.column("prompt_tokens")
     names = _STEPS if prompts.min(initial=np.inf) < prompts.max(initial=0) else ("response",)
-    parts = [part for name in names for part in _parts(sums, name, _LEAST_GROUPS) if part.k3 > judging.healthy_k3]
+    parts = [part for name in names for part in _parts(sums, name) if part.k3 > judging.healthy_k3]
     # A position in the response needs no prompts to explain it.
     found = max(
         parts, key=lambda part: part.separation * (_BETTER if part.dimension == "response" else 1.0), default=None
@@ -433,13 +426,13 @@ def _by_length(best: _Part | None, judging: Judging) -> _Part | None:
     return found if best is None or found.separation > times * best.separation else None
 
 
-def _rollouts_of(part: _Part, judging: Judging) -> tuple[Example, ...]:
+def _rollouts_of(part: _Part, judging: Judging) -> tuple[LintExampleRecord, ...]:
     """Return some of the part's rollouts, each with its prompt group."""
     kept = (each for level in range(part.high, part.low - 1, -1) for each in judging.evidence.where(f"rollout {level}"))
     return tuple(kept)[:_MOST_ROLLOUTS_NAMED]
 
 
-def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[Example, ...]) -> str:
+def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[LintExampleRecord, ...]) -> str:
     """Return the prompts of the part's rollouts in words, if these prompts have few other rollouts."""
     tokens, k3 = groups.column("tokens"), groups.column("k3")
     affected = k3 > math.sqrt(part.k3 * max(part.k3_of_rest, 1e-9)) * np.maximum(tokens, 1)
@@ -454,11 +447,11 @@ def _prompts_of(part: _Part, groups: PairsByGroup, where: tuple[Example, ...]) -
 def _trend(sums: SumsByPlace, dimension: str, healthy: float) -> Finding | None:
     """Return a finding if k3 rises or falls steadily over the buckets of a dimension."""
     buckets, table = sums.of_dimension(dimension)
-    filled = (table[:, 1] >= 2 * _LEAST_UNCERTAIN) & (table[:, 3] >= _LEAST_GROUPS)
+    filled = (table[:, 1] >= 2 * _LEAST_UNCERTAIN) & (table[:, 5] >= _LEAST_GROUPS)
     buckets, table = buckets[filled], table[filled]
     if buckets.size < (_LEAST_LAGS if dimension == "lag" else _LEAST_POSITIONS):
         return None
-    k3, roots = table[:, 4] / table[:, 0], np.square(table[:, 5] / table[:, 1])
+    k3, roots = table[:, 2] / table[:, 0], np.square(table[:, 3] / table[:, 1])
     rises = k3[-1] > k3[0]
     order = slice(None) if rises else slice(None, None, -1)
     steady = all((np.diff(values[order]) > -0.1 * values[order][1:]).all() for values in (k3, roots))
@@ -486,14 +479,11 @@ def _trend(sums: SumsByPlace, dimension: str, healthy: float) -> Finding | None:
 
 
 def _check_everywhere(judging: Judging) -> Outcome:
-    """Check for a large mismatch that is about the same everywhere."""
     pairs = judging[Pairs]
-    buckets, table = judging[Places].sums.of_dimension("position")
-    if not buckets.size:
-        return NotChecked(NO_PAIRS)
+    _, table = judging[Places].sums.of_dimension("position")
     mean, t = pairs.by_group.mean_and_t("ratio_minus_one")
     filled = table[:, 1] >= _LEAST_UNCERTAIN * 2
-    levels = np.square(table[filled, 5] / table[filled, 1])
+    levels = np.square(table[filled, 3] / table[filled, 1])
     if pairs.mean_k3 <= judging.healthy_k3 or levels.size < 2 or levels.max() > _EVEN * levels.min():
         return Clean()
     ratio = format_number(1.0 + mean)
@@ -531,62 +521,45 @@ def _if_explained(judging: Judging) -> str:
     return if_invalid(judging) or why
 
 
-def _parts(sums: SumsByPlace, dimension: str, least_groups: int) -> list[_Part]:
-    """Return the ranges of a dimension's buckets that stand out: the first ones, the last ones, or a single name."""
+def _parts(sums: SumsByPlace, dimension: str, least_groups: int = _LEAST_GROUPS) -> Iterator[_Part]:
+    """Yield the ranges of a dimension's buckets that stand out: the first ones, the last ones, or a single name."""
     buckets, table = sums.of_dimension(dimension)
-    size = buckets.size
+    size, everything = buckets.size, table.sum(axis=0)
     if dimension.startswith("end_of"):
         # The rest includes the tokens of all other responses.
         cuts = [(0, stop) for stop in range(1, size) if buckets[stop - 1] < _FAR_FROM_END]
         everything = sums.of_dimension("position")[1].sum(axis=0)
     elif dimension in _NAMED:
         cuts = [(start, start + 1) for start in range(size)]
-        everything = table.sum(axis=0)
     else:
         cuts = [(start, size) for start in range(1, size)]
         cuts += [] if dimension == "rollout" else [(0, stop) for stop in range(1, size)]
-        everything = table.sum(axis=0)
-    found = (_part(dimension, buckets, table, everything, start, stop, least_groups) for start, stop in cuts)
-    return [part for part in found if part is not None]
-
-
-def _part(
-    dimension: str,
-    buckets: Ints,
-    table: NDArray[np.float64],
-    everything: NDArray[np.float64],
-    start: int,
-    stop: int,
-    least_groups: int,
-) -> _Part | None:
-    inside = table[start:stop].sum(axis=0)
-    # A group may be in several buckets: the largest number in one bucket is a lower bound.
-    groups = inside[3] if dimension in ("rollout", "prompt_length") else table[start:stop, 3].max()
-    outside = everything - inside
-    tokens, uncertain, k3, roots = inside[0], inside[1], inside[4], inside[5]
-    if (
-        min(uncertain, outside[1]) < _LEAST_UNCERTAIN
-        or groups < least_groups
-        or tokens > _MOST_TOKENS_SHARE * everything[0]
-    ):
-        return None
-    if dimension == "rollout":
-        between = (buckets >= buckets[start] - _GAP) & (buckets < buckets[start])
-        if inside[2] > _MOST_ROLLOUTS * everything[2] or table[between, 2].sum() > _BETWEEN * inside[2]:
-            return None
-    share = k3 / everything[4] if everything[4] > 0 else 0.0
-    rest = max(outside[4], 0.0) / outside[0]
-    roots_rest = (max(outside[5], 0.0) / outside[1]) ** 2
-    if share < _SHARE or k3 / tokens < _TIMES * rest or (roots / uncertain) ** 2 < _TIMES_OF_ROOTS * roots_rest:
-        return None
-    of_all, of_inside, of_rest = (
-        count * math.log(max(total / count, 1e-9))
-        for _, count, _, _, _, total in (everything, inside, np.maximum(outside, 0.0))
-    )
-    return _Part(
-        dimension, int(buckets[start]), int(buckets[stop - 1]), int(buckets[-1]), tokens, inside[2], k3 / tokens, rest,
-        share, tokens / everything[0], of_all - of_inside - of_rest,
-    )  # fmt: skip
+    for start, stop in cuts:
+        inside = table[start:stop].sum(axis=0)
+        outside = np.maximum(everything - inside, 0.0)
+        tokens, uncertain, k3, roots, rollouts, groups = inside
+        if dimension not in ("rollout", "prompt_length"):
+            # A group may be in several buckets: the largest number in one bucket is a lower bound.
+            groups = table[start:stop, 5].max()
+        if min(uncertain, outside[1]) < _LEAST_UNCERTAIN or groups < least_groups:
+            continue
+        if tokens > _MOST_TOKENS_SHARE * everything[0]:
+            continue
+        if dimension == "rollout":
+            between = (buckets >= buckets[start] - _GAP) & (buckets < buckets[start])
+            if rollouts > _MOST_ROLLOUTS * everything[4] or table[between, 4].sum() > _BETWEEN * rollouts:
+                continue
+        share, rest = k3 / everything[2] if everything[2] > 0 else 0.0, outside[2] / outside[0]
+        roots_rest = (outside[3] / outside[1]) ** 2
+        if share < _SHARE or k3 / tokens < _TIMES * rest or (roots / uncertain) ** 2 < _TIMES_OF_ROOTS * roots_rest:
+            continue
+        of_all, of_inside, of_rest = (
+            each[1] * math.log(max(each[3] / each[1], 1e-9)) for each in (everything, inside, outside)
+        )
+        yield _Part(
+            dimension, int(buckets[start]), int(buckets[stop - 1]), int(buckets[-1]), tokens, rollouts, k3 / tokens,
+            rest, share, tokens / everything[0], of_all - of_inside - of_rest,
+        )  # fmt: skip
 
 
 def _words(part: _Part, judging: Judging) -> str:

@@ -1,17 +1,18 @@
-"""Mean ρ: off 1 because μ was truncated and π was not (processed log-probs), or for any other reason."""
+"""ρ = π / μ: a mean that is not 1 (truncation, a ban at the beginning, other reasons), and values beyond PPO's clip."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreshock.lint.checks.declared import Declared
-from foreshock.lint.checks.pairs import NO_PAIRS, OF_BEHAVIOUR, Pairs, if_copied, if_invalid
+from foreshock.lint.checks.pairs import OF_BEHAVIOUR, Pairs, if_copied, if_invalid
 from foreshock.lint.checks.responses import Rollouts
 from foreshock.lint.checks.rounding import RolloutRounding
-from foreshock.lint.counting import Counting, Counts, Piece
+from foreshock.lint.counting import Counting, Counts, Table, TokenPairs, largest
 from foreshock.lint.judging import (
     FALSE_ALARM,
     LEAST_GROUPS,
@@ -46,6 +47,14 @@ _TOP_P_SLACK = 0.05
 _FAR_BELOW_SHARE = 0.02
 # The log-prob of the likeliest token is never below that of the sampled one, and far above it at many tokens.
 _BEYOND_NOISE, _NEARLY_NEVER_ABOVE, _FAR_SHARE_OF_LIKELIEST = 0.2, 0.02, 0.2
+# log π above log μ by more than this is no numerics; a ban moves it below, at every token.
+_ABOVE, _MOST_ABOVE = 0.1, 0.01
+_LEAST_MISSING, _LEAST_T, _LEAST_T_OF_BUCKET = 0.005, 8.0, 3.0
+# The other tokens miss at most this fraction of what the first ones miss.
+_MOST_OF_REST = 0.25
+_LEAST_TOKENS = 100
+# PPO clips a few tokens in a thousand after its updates; before them, at equal weights, it should clip none.
+_LEAST_CLIPPED = 0.01
 
 
 @dataclass
@@ -58,22 +67,57 @@ class SignsOfD(Counts):
     far_below: int = 0  # below what usual truncation can give
     certain: int = 0  # log μ = 0, and log π clearly below
 
-    def add_piece(self, piece: Piece, counting: Counting) -> None:
-        """Count the tokens of a piece."""
-        behaviour, target, d = piece.pairs.rollout, piece.pairs.trainer, piece.pairs.d
-        if behaviour is None or target is None or d is None:
-            return
-        below = d < np.float32(-CLEARLY)
-        certain = below & (behaviour >= np.float32(_CERTAIN))
-        self.above += int(np.count_nonzero(d > np.float32(CLEARLY)))
-        self.below += int(np.count_nonzero(below))
-        self.above_noise += int(np.count_nonzero(d > np.float32(_BEYOND_NOISE)))
-        self.far_below += int(np.count_nonzero(d < np.float32(_FAR_BELOW)))
-        self.certain += int(np.count_nonzero(certain))
+    def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
+        below = pairs.d < np.float32(-CLEARLY)
+        certain = below & (pairs.mu >= np.float32(_CERTAIN))
+        self.add(above=pairs.d > np.float32(CLEARLY), below=below, certain=certain)
+        self.add(above_noise=pairs.d > np.float32(_BEYOND_NOISE), far_below=pairs.d < np.float32(_FAR_BELOW))
         if counting.has_room("processed_log_probs"):
             for index in np.flatnonzero(certain)[:3].tolist():
-                text = f"log μ {behaviour[index]:.3g}, log π {target[index]:.3g}"
-                counting.add_token("processed_log_probs", piece.pairs.place(index), text)
+                text = f"log μ {pairs.mu[index]:.3g}, log π {pairs.pi[index]:.3g}"
+                counting.add_token("processed_log_probs", pairs.places[index], text)
+
+
+class RatiosByPosition(Table):
+    """Tokens with two log-probs by position: 0, 1, 2 to 3, 4 to 7 and so on. `ratio` is Σ (ρ − 1)."""
+
+    COLUMNS = ("tokens", "ratio", "squares", "above")
+
+
+@dataclass
+class EarlyRatios(Counts):
+    """Sums of ρ − 1 by the position in the response."""
+
+    sums: RatiosByPosition = field(default_factory=RatiosByPosition)
+
+    def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
+        longest = int(np.diff(pairs.offsets).max())
+        begins = pairs.offsets[:-1, None] + np.r_[0, 1 << np.arange(longest.bit_length())]
+        inside = begins < pairs.offsets[1:, None]
+        starts, buckets = begins[inside], np.nonzero(inside)[1]
+        columns = pairs.ratio_minus_one, np.square(pairs.ratio_minus_one), pairs.d > _ABOVE
+        sums = (np.add.reduceat(each, starts, dtype=np.float64) for each in columns)
+        self.sums += RatiosByPosition.of(buckets, np.diff(np.r_[starts, pairs.d.size]), *sums)
+
+
+@dataclass
+class Clipped(Counts):
+    """Tokens with two log-probs and a declared clip range."""
+
+    tokens: int = 0
+    clipped: int = 0  # of these: with a ratio outside the range
+    low: float = largest()
+    high: float = largest()
+
+    def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
+        low, high = counting.batch.attributes.clip_low, counting.batch.attributes.clip_high
+        if low is None and high is None:
+            return
+        low, high = (float(high or 0.0) if low is None else low), (float(low or 0.0) if high is None else high)
+        outside = pairs.d > np.float32(math.log1p(high))
+        if low < 1.0:
+            outside |= pairs.d < np.float32(math.log1p(-low))
+        self.add(tokens=outside.size, clipped=outside, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +163,6 @@ class _Ratio:
 
 
 def _check_processed(judging: Judging) -> Outcome:
-    """Check for a μ that was truncated, with a π that was not."""
-    if not judging[Pairs].tokens:
-        return NotChecked(NO_PAIRS)
     ratio, signs = _Ratio.of(judging), judging[SignsOfD]
     one_sided = signs.below >= _LEAST_CERTAIN and signs.above <= _ONE_SIDED * signs.below
     cut = judging[Declared].processed_and_truncated and ratio.significant and ratio.mean <= -_LEAST_CUT
@@ -137,10 +178,7 @@ def _check_processed(judging: Judging) -> Outcome:
 
 
 def _check_likelier(judging: Judging) -> Outcome:
-    """Check for a log μ of another, likelier token than the sampled one."""
     pairs, signs, ratio = judging[Pairs].tokens, judging[SignsOfD], _Ratio.of(judging)
-    if not pairs:
-        return NotChecked(NO_PAIRS)
     if not ratio.tested:
         return _too_few(ratio)
     is_far = signs.far_below >= max(_LEAST_CERTAIN, _FAR_SHARE_OF_LIKELIEST * signs.below)
@@ -156,9 +194,6 @@ def _check_likelier(judging: Judging) -> Outcome:
 
 
 def _check_mean(judging: Judging) -> Outcome:
-    """Check for a mean ρ off 1 for any other reason."""
-    if not judging[Pairs].tokens:
-        return NotChecked(NO_PAIRS)
     ratio = _Ratio.of(judging)
     if judging.found("processed_log_probs"):
         return NotChecked("explained by processed log-probs")
@@ -214,6 +249,48 @@ def _may_be_truncated(judging: Judging, mean: float) -> bool:
     return signs.far_below <= _FAR_BELOW_SHARE * max(signs.below, 1)
 
 
+def _check_first(judging: Judging) -> Outcome:
+    sums = judging[EarlyRatios].sums
+    ends = (place for place, row in enumerate(sums.values) if _mean_and_t(row)[1] > -_LEAST_T_OF_BUCKET)
+    end = next(ends, len(sums.values))
+    first, rest = sums.values[:end].sum(axis=0), sums.values[end:].sum(axis=0)
+    if min(first[0], rest[0]) < _LEAST_TOKENS or first[3] > _MOST_ABOVE * first[0]:
+        return Clean()
+    (mean, t), (mean_of_rest, _) = _mean_and_t(first), _mean_and_t(rest)
+    if mean > -_LEAST_MISSING or t > -_LEAST_T or abs(mean_of_rest) > _MOST_OF_REST * -mean:
+        return Clean()
+    until = 1 << (int(sums.keys[end]) - 1)
+    seen = (
+        f"In the first {until} tokens of the responses mean ρ is {format_number(1.0 + mean)} (Student's t "
+        f"{format_number(t)}), and log π is nearly never above log μ; afterwards mean ρ is "
+        f"{format_number(1.0 + mean_of_rest)}. The engine gave some ids no probability there, and the trainer does. It "
+        "looks like a ban of the ends of sequence by a minimum length (min_tokens)."
+    )
+    return Finding("warning", seen, {"mean_ratio": 1.0 + mean, "t": t, "until": until})
+
+
+def _mean_and_t(row: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the mean of ρ − 1 over the tokens of a row of sums, and its Student's t."""
+    tokens, total, squares = row[:3]
+    mean = total / tokens
+    error = math.sqrt(max(squares / tokens - mean**2, 1e-18) / tokens)
+    return float(mean), float(mean / error)
+
+
+def _check_clipped(judging: Judging) -> Outcome:
+    tokens, clipped = judging[Clipped].tokens, judging[Clipped].clipped
+    if not tokens:
+        return NotChecked("needs both log-probs, and clip_low or clip_high among the batch attributes")
+    if clipped < _LEAST_CLIPPED * tokens:
+        return Clean()
+    low, high = 1.0 - judging[Clipped].low, 1.0 + judging[Clipped].high
+    seen = (
+        f"{clipped:,} of {tokens:,} tokens ({format_percent(clipped, tokens)}) have a ρ outside the clip range "
+        f"{format_number(low)} to {format_number(high)} before any update."
+    )
+    return Finding("info", seen, {"clipped": clipped, "tokens": tokens, "share": clipped / tokens})
+
+
 PROCESSED = Check(
     "processed_log_probs",
     "μ was truncated and π was not (processed log-probs)",
@@ -242,5 +319,22 @@ MEAN_RATIO = Check(
     unless=if_invalid,
     yields_to=("mismatch_after_id", "mismatch_by_place"),
     proven=False,
+    explains=False,
+)
+BANNED_EARLY = Check(
+    "banned_early",
+    "the engine alone bans some ids at the beginning of responses",
+    "ρ of the first tokens is too small by the probability of the banned ids: their k3 is no mismatch of the weights.",
+    "Ban the same ids in the trainer's logits at these positions, or let the engine sample without a minimum length.",
+    _check_first,
+    unless=if_invalid,
+    proven=False,
+)
+CLIPPED = Check(
+    "clipped_before_update",
+    "the mismatch alone puts tokens outside the clip range",
+    "If the trainer's ratio is taken against log μ, PPO drops the gradient of these tokens at equal weights.",
+    "Take PPO's ratio against recomputed log-probs, and correct the mismatch by an importance weight of its own.",
+    _check_clipped,
     explains=False,
 )

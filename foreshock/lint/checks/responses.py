@@ -45,19 +45,13 @@ class Rollouts(Counts):
     reasons: int = 0  # rollouts with a finish reason
 
     def add_batch(self, counting: Counting) -> None:
-        """Count the rollouts of a batch."""
         batch = counting.batch
         truncated, known = truncated_rollouts(batch)
         generated = int(batch.generated_lengths.sum())
-        self.rollouts += batch.num_rollouts
-        self.tokens += generated
-        self.masked += batch.num_tokens - generated
-        self.empty += int(np.count_nonzero(batch.response_lengths == 0))
-        self.finish_known += int(known.sum())
-        self.truncated += int(truncated.sum())
         reasons = [reason for reason in batch.finish_reasons or () if reason is not None]
-        self.aborted += sum(reason in _ABORTS for reason in reasons)
-        self.reasons += len(reasons)
+        self.add(rollouts=batch.num_rollouts, tokens=generated, masked=batch.num_tokens - generated)
+        self.add(empty=batch.response_lengths == 0, finish_known=known, truncated=truncated)
+        self.add(reasons=len(reasons), aborted=sum(reason in _ABORTS for reason in reasons))
 
     def of_sample(self, measured: StepMeasurement) -> Self:
         """Return the counts with the truncated responses of all rollouts."""
@@ -91,7 +85,6 @@ class LastIds(Counts):
     longest: Longest = field(default_factory=Longest)
 
     def add_batch(self, counting: Counting) -> None:
-        """Count the last ids of a batch."""
         batch = counting.batch
         reasons = batch.finish_reasons or [None] * batch.num_rollouts
         cut, _ = truncated_rollouts(batch)
@@ -103,8 +96,8 @@ class LastIds(Counts):
         of_rows[rows] = ids[places]
         times = row_sums(ids == np.repeat(of_rows, batch.response_lengths), batch.response_offsets)[rows]
         keep = of_rows[rows] >= 0
-        self.ends += Ends.of(of_rows[rows][keep], np.ones(keep.sum()), (times > 1)[keep])
-        self.longest += Longest.of(batch.response_lengths[rows][keep], np.ones(keep.sum()))
+        self.ends += Ends.of(of_rows[rows][keep], 1.0, (times > 1)[keep])
+        self.longest += Longest.of(batch.response_lengths[rows][keep], 1.0)
 
 
 def _check_unfinished(judging: Judging) -> Outcome:
@@ -134,7 +127,6 @@ def _check_unfinished(judging: Judging) -> Outcome:
 
 
 def _check_empty(judging: Judging) -> Outcome:
-    """Check for many empty responses."""
     rollouts, empty = judging[Rollouts].rollouts, judging[Rollouts].empty
     if empty < max(_LEAST_EMPTY, _EMPTY_SHARE * rollouts):
         return Clean()
@@ -143,7 +135,6 @@ def _check_empty(judging: Judging) -> Outcome:
 
 
 def _check_aborted(judging: Judging) -> Outcome:
-    """Check for responses that the engine gave up, and that are trained on as if they had ended."""
     known, aborted = judging[Rollouts].reasons, judging[Rollouts].aborted
     if not known:
         return NotChecked("needs finish_reason")
@@ -155,7 +146,6 @@ def _check_aborted(judging: Judging) -> Outcome:
 
 
 def _check_truncated(judging: Judging) -> Outcome:
-    """Check for a batch in which every response was cut off."""
     known, cut = judging[Rollouts].finish_known, judging[Rollouts].truncated
     if not known:
         return NotChecked("needs finish_reason or length_cap")

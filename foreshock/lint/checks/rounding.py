@@ -39,7 +39,6 @@ class Rounding(Counts, abstract=True):
     float16_variance: float = 0.0
 
     def add_batch(self, counting: Counting) -> None:
-        """Count the log-probs of the sample."""
         batch = counting.batch
         column = getattr(batch, COLUMNS[self.column])
         if column is None:
@@ -60,14 +59,9 @@ class Rounding(Counts, abstract=True):
         # The power of two at or below |x|; a bfloat16 has 7 more bits, a float16 has 10.
         power = (bits & np.uint32(0x7F800000)).view(np.float32).astype(np.float64)
         square = float(np.square(power).sum())
-        self.seen += values.size
-        self.as_bfloat16 += int(np.count_nonzero(as_bfloat16))
-        self.as_float16 += int(np.count_nonzero(as_half))
-        self.large += int(np.count_nonzero(large))
-        self.large_as_bfloat16 += int(np.count_nonzero(as_bfloat16 & large))
-        self.large_as_float16 += int(np.count_nonzero(as_half & large))
-        self.bfloat16_variance += square / 2.0**14
-        self.float16_variance += square / 2.0**20
+        self.add(seen=values.size, as_bfloat16=as_bfloat16, as_float16=as_half, large=large)
+        self.add(large_as_bfloat16=as_bfloat16 & large, large_as_float16=as_half & large)
+        self.add(bfloat16_variance=square / 2.0**14, float16_variance=square / 2.0**20)
 
     @property
     def short_type(self) -> str:
@@ -95,7 +89,6 @@ class TrainerRounding(Rounding):
 
 
 def _check(judging: Judging) -> Outcome:
-    """Check for columns, or parts of them, whose values all fit into bfloat16 or float16."""
     parts: list[str] = []
     numbers: dict[str, float] = {}
     enough = False

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_copied
-from foreshock.lint.counting import Counting, Counts, Example
-from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
+from foreshock.lint.checks.pairs import if_copied
+from foreshock.lint.counting import Counting, Counts
+from foreshock.lint.judging import Check, Clean, Finding, Judging, Outcome, format_number
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
 
@@ -47,12 +47,10 @@ class RowOrder(Counts):
         best = gaps.argmin(axis=1)
         two = np.partition(gaps, 1, axis=1)
         moved = (two[:, 0] <= _FITS * own[far]) & (two[:, 0] <= _FITS * two[:, 1])
-        self.moved += int(moved.sum())
-        self.own += float(own[far][moved].sum())
-        self.other += float(two[moved, 0].sum())
+        self.add(moved=moved, own=own[far][moved], other=two[moved, 0])
         for place in np.flatnonzero(moved)[:3].tolist():
             row, other = (counting.batch.sample_ids[rows[each]] for each in (far[place], best[place]))
-            counting.add_example(_NAME, Example(row, -1, f"log π fits log μ of {other}"))
+            counting.add_example(_NAME, row, text=f"log π fits log μ of {other}")
 
 
 def _first_tokens(
@@ -83,10 +81,7 @@ def _means(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _check(judging: Judging) -> Outcome:
-    """Check for rollouts whose log π is that of another rollout."""
     found = judging[RowOrder]
-    if not judging[Pairs].tokens:
-        return NotChecked(NO_PAIRS)
     if found.moved < max(_LEAST_ROWS, _LEAST_SHARE * found.rows):
         return Clean()
     seen = (

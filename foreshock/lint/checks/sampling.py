@@ -27,7 +27,7 @@ from foreshock.lint.checks.declared import Declared
 from foreshock.lint.checks.pairs import OF_BEHAVIOUR, Pairs
 from foreshock.lint.checks.responses import Rollouts
 from foreshock.lint.checks.values import RolloutValues
-from foreshock.lint.counting import Bools, Counting, Counts, Floats, Piece, Table, largest
+from foreshock.lint.counting import Bools, Counting, Counts, Floats, Piece, Table, TokenPairs, largest
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.judging import (
     FALSE_ALARM,
@@ -96,36 +96,29 @@ class Surprisal(Counts):
     by_group: SurprisalByGroup = field(default_factory=SurprisalByGroup)
 
     def add_piece(self, piece: Piece, counting: Counting) -> None:
-        """Sum the surprisals and the entropies of a piece."""
         excess = np.zeros(piece.offsets.size - 1)
-        entropy = piece.scored.entropy
-        if piece.scored.rollout is not None and entropy is not None and entropy.size:
-            scored = piece.scored.select(_is_entropy(entropy))
-            assert scored.rollout is not None
-            assert scored.entropy is not None
-            excess = self._add_tokens(scored.rollout, scored.entropy, scored)
+        if {"rollout", "entropy"} <= piece.columns.keys():
+            excess = self._add_tokens(piece.select(piece.valid("rollout")))
         self.by_group += SurprisalByGroup.of(counting.group_keys[piece.rows], excess)
-        target, entropy, beyond_one = piece.pairs.trainer, piece.pairs.entropy, piece.pairs.ratio_minus_one
-        if target is not None and entropy is not None and beyond_one is not None and _is_entropy(entropy).all():
-            self.target_surprisal -= float((beyond_one * target).sum()) + float(target.sum(dtype=np.float64))
-            self.target_entropy += float(entropy.sum(dtype=np.float64))
 
-    def _add_tokens(self, rollout: Floats, entropy: Floats, piece: Piece) -> NDArray[np.float64]:
-        """Count the tokens of a piece, which have a valid entropy; return Σ(−log μ − H) by rollout, [N]."""
+    def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
+        if pairs.entropy is not None and _is_entropy(pairs.entropy).all():
+            target = (pairs.ratio_minus_one * pairs.pi).sum() + pairs.pi.sum(dtype=np.float64)
+            self.add(target_surprisal=-float(target), target_entropy=pairs.entropy)
+
+    def _add_tokens(self, scored: Piece) -> NDArray[np.float64]:
+        """Count the tokens with a valid entropy of a piece; return Σ(−log μ − H) by rollout, [N]."""
+        piece = scored.select(_is_entropy(scored.columns["entropy"]))
+        rollout, entropy = piece.columns["rollout"], piece.columns["entropy"]
         log_probs, entropies = row_sums(rollout, piece.offsets), row_sums(entropy, piece.offsets)
         positive = np.maximum(entropy, np.float32(1e-30))
         # H² + 4H + H·log⁺(1/H)
         bound = positive * (positive + np.float32(4.0) - np.minimum(np.log(positive), np.float32(0.0)))
         broad = np.flatnonzero(entropy > np.float32(_BROAD))
         of_broad = float(bound[broad].sum(dtype=np.float64))
-        self.tokens += piece.tokens
-        self.broad_tokens += broad.size
-        self.surprisal -= float(log_probs.sum())
-        self.entropy += float(entropies.sum())
-        self.sharp_bound += float(bound.sum(dtype=np.float64)) - of_broad
-        self.broad_bound += of_broad
-        self.broad_squares += float(np.square(rollout[broad] + entropy[broad]).sum(dtype=np.float64))
-        self.largest = max(self.largest, -float(rollout.min(initial=0.0)))
+        self.add(tokens=rollout.size, broad_tokens=broad.size, surprisal=-log_probs, entropy=entropies)
+        self.add(sharp_bound=float(bound.sum(dtype=np.float64)) - of_broad, broad_bound=of_broad)
+        self.add(broad_squares=np.square(rollout[broad] + entropy[broad]), largest=-float(rollout.min(initial=0.0)))
         return -log_probs - entropies
 
     @property
@@ -278,27 +271,42 @@ def _unreliable(judging: Judging) -> str:
 
 def _test(judging: Judging) -> tuple[Outcome, Outcome]:
     """Return the outcomes of the surprisal test: whether μ is the sampling distribution, and the entropy that of μ."""
-    counts, sums = judging[Surprisal], SurprisalSums.of(judging.evidence)
-    has_target = counts.target_entropy > 0
+    counts, sums, declared = judging[Surprisal], SurprisalSums.of(judging.evidence), judging[Declared]
+    rollouts, of_target = judging[Rollouts].rollouts, counts.target_excess
+    other: Outcome = Clean() if counts.target_entropy > 0 else NotChecked("needs both log-probs and entropy")
     if why := _unreliable(judging):
-        return NotChecked(why), NotChecked(why if has_target else _NO_TARGET)
-    raw, other = check_surprisal(sums), Clean() if has_target else NotChecked(_NO_TARGET)
+        return NotChecked(why), NotChecked(why) if isinstance(other, Clean) else other
+    raw = check_surprisal(sums)
     if not isinstance(raw, Finding):
         return raw, other
     # If mean ρ is off 1, importance weights do not tell μ from π.
     if not (judging.found("mean_ratio") or judging.found("processed_log_probs")):
-        if abs(counts.target_excess) <= _SHARE_OF_TARGET * abs(sums.share):
-            declared = judging[Declared].entropy_of_trainer == judging[Rollouts].rollouts
-            of_trainer = Clean("as declared") if declared else _entropy_of_trainer(sums, counts.target_excess)
+        if abs(of_target) <= _SHARE_OF_TARGET * abs(sums.share):
+            seen = (
+                f"−log μ averages {format_number(sums.surprisal / sums.tokens)} nats, the entropy "
+                f"{format_number(sums.entropy / sums.tokens)} ({format_signed_percent(sums.share)}); −log π weighted "
+                f"by ρ differs from the entropy by only {format_signed_percent(of_target)}."
+            )
+            numbers = {"share_of_mu": sums.share, "share_of_pi": of_target, "tokens": sums.tokens}
+            of_trainer: Outcome = Finding("warning", seen, numbers)
+            if declared.entropy_of_trainer == rollouts:
+                of_trainer = Clean("as declared")
             return NotChecked(ENTROPY_OF_TRAINER.title), of_trainer
-        if counts.target_excess / sums.share < _SHARE_OF_BOTH:
+        if of_target / sums.share < _SHARE_OF_BOTH:
             return NotChecked("`entropy` fits neither μ nor π, which are far apart: log that of μ"), other
-    if judging[Declared].is_plain and not any(base in raw.seen for base in _BASES):
-        sampling, rollouts = judging[Declared], judging[Rollouts].rollouts
-        untruncated = " without truncation" if sampling.plain == rollouts else ""
-        if sampling.entropy_of_engine == rollouts:
-            return _not_as_declared(raw, untruncated), other
-        return NotChecked(_CONTRADICTION), _contradiction(raw, untruncated)
+    if declared.is_plain and not any(base in raw.seen for base in _BASES):
+        # Raw log-probs of plain samples are μ.
+        untruncated = " without truncation" if declared.plain == rollouts else ""
+        seen = f"{raw.seen.rstrip('.')}; but temperature 1{untruncated} is declared"
+        if declared.entropy_of_engine == rollouts:
+            seen += f", and `entropy` as the engine's. The engine {_AS_DECLARED}, and logs other log-probs."
+            return replace(raw, seen=seen, title=_NOT_AS_DECLARED, remedy=_COMPARE), other
+        seen += f". Either `entropy` is that of another distribution, or the engine {_AS_DECLARED}."
+        remedy = (
+            f"{_COMPARE} If they agree, `entropy` is that of another distribution: if it is the trainer's, declare it "
+            '(batch attribute entropy_policy="trainer").'
+        )
+        return NotChecked(_CONTRADICTION), Finding("warning", seen, raw.evidence, title=_CONTRADICTION, remedy=remedy)
     mean_above_one, _ = judging[Pairs].by_group.mean_and_t("ratio_minus_one")
     if mean_above_one < 0.0 and judging.found("mean_ratio"):
         # The mean is 1 if the trainer leaves out temperature and truncation too, and above 1 if it applies them.
@@ -307,7 +315,6 @@ def _test(judging: Judging) -> tuple[Outcome, Outcome]:
 
 
 def _check_raw(judging: Judging) -> Outcome:
-    """Check for raw log-probs under temperature or truncation."""
     declared, rollouts = judging[Declared], judging[Rollouts].rollouts
     tested, other = _test(judging)
     if declared.raw_and_shaped:
@@ -328,40 +335,7 @@ def _check_raw(judging: Judging) -> Outcome:
     return tested
 
 
-def _contradiction(found: Finding, untruncated: str) -> Finding:
-    """Return what the surprisal test means if all rollouts are declared as plain samples: raw log-probs are then μ."""
-    seen = (
-        f"{found.seen.rstrip('.')}; but temperature 1{untruncated} is declared. Either `entropy` is that of another "
-        "distribution, or the engine did not sample as declared (vLLM applies a model's generation_config)."
-    )
-    remedy = (
-        f"{_COMPARE} If they agree, `entropy` is that of another distribution: if it is the trainer's, declare it "
-        '(batch attribute entropy_policy="trainer").'
-    )
-    return Finding("warning", seen, found.evidence, title=_CONTRADICTION, remedy=remedy)
-
-
-def _not_as_declared(found: Finding, untruncated: str) -> Finding:
-    """Return what the surprisal test means if `entropy` is declared as the engine's, too."""
-    seen = (
-        f"{found.seen.rstrip('.')}; but temperature 1{untruncated} is declared, and `entropy` as the engine's. The "
-        "engine did not sample as declared (vLLM applies a model's generation_config), and logs other log-probs."
-    )
-    return replace(found, seen=seen, title=_NOT_AS_DECLARED, remedy=_COMPARE)
-
-
-def _entropy_of_trainer(sums: SurprisalSums, of_target: float) -> Finding:
-    """Return the finding if −log μ differs from the entropy and −log π, weighted by ρ, does not."""
-    seen = (
-        f"−log μ averages {format_number(sums.surprisal / sums.tokens)} nats, the entropy "
-        f"{format_number(sums.entropy / sums.tokens)} ({format_signed_percent(sums.share)}); −log π weighted by ρ "
-        f"differs from the entropy by only {format_signed_percent(of_target)}."
-    )
-    return Finding("warning", seen, {"share_of_mu": sums.share, "share_of_pi": of_target, "tokens": sums.tokens})
-
-
 def _check_declared(judging: Judging) -> Outcome:
-    """Check if neither the declaration nor the entropies show whether the logged μ is the sampling distribution."""
     declared, rollouts = judging[Declared], judging[Rollouts].rollouts
     if not judging[RolloutValues].logged:
         return NotChecked("needs rollout_log_probs")
@@ -379,9 +353,9 @@ def _check_declared(judging: Judging) -> Outcome:
 BY_DECLARATION: Final = "by the declared sampling only"
 """How the reason begins for which the logged μ counts as the sampling distribution without a test."""
 
-_NO_TARGET = "needs both log-probs and entropy"
 _CONTRADICTION = "`entropy` contradicts the declared sampling"
 _NOT_AS_DECLARED = "the engine did not sample as declared: the logged μ is not the sampling distribution"
+_AS_DECLARED = "did not sample as declared (vLLM applies a model's generation_config)"
 _COMPARE = (
     "Compare the temperature, top_p, top_k, min_p and penalties that the engine used (its request log, the model's "
     "generation_config.json) with what is declared."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_copied
-from foreshock.lint.counting import Counting, Counts, Example, Floats, Ints
+from foreshock.lint.checks.pairs import if_copied
+from foreshock.lint.counting import Counting, Counts, Floats, Ints, Table
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
 from foreshock.rollouts.arrays import offsets_of_lengths, row_sums
 from foreshock.rollouts.batch import RolloutBatch
@@ -30,7 +30,7 @@ _SHARE = 0.6
 _LEAST_GAP = 0.01
 # Hardly any rollout of six tokens or more fits the neighbouring token four times as well by chance.
 _LEAST_CLEAR, _CLEAR_SHARE = 2, 0.02
-_NEIGHBOURS = {"earlier": "t − 1", "later": "t + 1"}
+_NEIGHBOURS = {0: "t − 1", 2: "t + 1"}
 
 
 class Sample(NamedTuple):
@@ -64,52 +64,48 @@ def sample_of_rollouts(batch: RolloutBatch) -> Sample | None:
     return Sample(batch.rollout_log_probs[positions], batch.trainer_log_probs[positions], offsets, rows, first)
 
 
+class Neighbours(Table):
+    """|log π_t − log μ_{t+s}|, each at most 5, over the sampled tokens with two neighbours, by s + 1.
+
+    `prefer` counts the rollouts that this neighbour fits twice as well as the token itself, `clear` those that it fits
+    at least four times as well.
+    """
+
+    COLUMNS = ("gaps", "prefer", "clear")
+
+
 @dataclass
 class Shifts(Counts):
-    """|log π_t − log μ_{t+s}| for s = −1, 0 and 1, each at most 5, over the sampled tokens with two neighbours."""
+    """The fit of log π to log μ of the same token and of its two neighbours."""
 
     tokens: int = 0
     rollouts: int = 0
-    prefer_earlier: int = 0
-    prefer_later: int = 0
-    clear_earlier: int = 0  # rollouts in which the neighbour fits at least four times as well
-    clear_later: int = 0
-    earlier: float = 0.0  # the sums
-    own: float = 0.0
-    later: float = 0.0
+    neighbours: Neighbours = field(default_factory=Neighbours)
 
     def add_batch(self, counting: Counting) -> None:
-        """Sum the differences of a sample."""
         sample = sample_of_rollouts(counting.batch)
         if sample is None or sample.behaviour.size < 3:
             return
         behaviour, target, offsets = sample.behaviour, sample.target, sample.offsets
-        inner = np.ones(behaviour.size, dtype=np.bool_)
+        inner = np.ones(behaviour.size, np.bool_)
         filled = np.flatnonzero(np.diff(offsets))
         inner[offsets[:-1][filled]] = False
         inner[offsets[1:][filled] - 1] = False
         inner[0] = inner[-1] = False
         chosen = np.flatnonzero(inner)
-        gaps = [np.abs(target[chosen] - behaviour[chosen + shift]) for shift in (-1, 0, 1)]
-        known = np.isfinite(gaps[0]) & np.isfinite(gaps[1]) & np.isfinite(gaps[2])
+        of_tokens = [np.abs(target[chosen] - behaviour[chosen + shift]) for shift in (-1, 0, 1)]
+        known = np.isfinite(of_tokens[0]) & np.isfinite(of_tokens[1]) & np.isfinite(of_tokens[2])
         if not known.all():
-            gaps = [np.where(known, gap, np.float32(0.0)) for gap in gaps]
-        rows = np.concatenate([[0], np.cumsum(inner)])[offsets]
-        earlier, own, later = (row_sums(np.minimum(gap, np.float32(_CAP)), rows) for gap in gaps)
-        tokens = row_sums(known, rows)
-        counted = tokens > 0
-        prefer_earlier, prefer_later = counted & (earlier < 0.5 * own), counted & (later < 0.5 * own)
+            of_tokens = [np.where(known, gap, np.float32(0.0)) for gap in of_tokens]
+        rows = np.r_[0, np.cumsum(inner)][offsets]
+        gaps = np.stack([row_sums(np.minimum(gap, np.float32(_CAP)), rows) for gap in of_tokens])
+        tokens, own = row_sums(known, rows), gaps[1]
+        prefer = (tokens > 0) & (gaps < 0.5 * own)
         far = (tokens >= _CLEAR_TOKENS) & (own >= _CLEAR_GAP * tokens)
-        self.tokens += int(tokens.sum())
-        self.rollouts += int(counted.sum())
-        self.prefer_earlier += int(prefer_earlier.sum())
-        self.prefer_later += int(prefer_later.sum())
-        self.clear_earlier += int((far & (earlier <= _CLEAR_FACTOR * own)).sum())
-        self.clear_later += int((far & (later <= _CLEAR_FACTOR * own)).sum())
-        self.earlier += float(earlier.sum())
-        self.own += float(own.sum())
-        self.later += float(later.sum())
-        preferring = prefer_earlier if self.prefer_earlier >= self.prefer_later else prefer_later
+        self.add(tokens=int(tokens.sum()), rollouts=tokens > 0)
+        columns = (each.sum(axis=1) for each in (gaps, prefer, far & (gaps <= _CLEAR_FACTOR * own)))
+        self.neighbours += Neighbours.of(np.arange(3), *columns)
+        preferring = prefer[int(self.neighbours.column("prefer").argmax())]
         worst = np.argsort(np.where(preferring, -own, 0.0), kind="stable")[: min(2, int(preferring.sum()))]
         _add_examples(sample, worst, counting)
 
@@ -119,7 +115,7 @@ def _add_examples(sample: Sample, rows: Ints, counting: Counting) -> None:
         four = slice(sample.offsets[row], min(sample.offsets[row] + 4, sample.offsets[row + 1]))
         text = f"log μ {_join(sample.behaviour[four])}, log π {_join(sample.target[four])}"
         sample_id = counting.batch.sample_ids[int(sample.rows[row])]
-        counting.add_example("shifted_log_probs", Example(sample_id, int(sample.first_tokens[row]), text))
+        counting.add_example("shifted_log_probs", sample_id, int(sample.first_tokens[row]), text)
 
 
 def _join(values: Floats) -> str:
@@ -127,37 +123,35 @@ def _join(values: Floats) -> str:
 
 
 def _check(judging: Judging) -> Outcome:
-    """Check for a log π that fits log μ of the neighbouring token."""
     shifts, tokens, rollouts = judging[Shifts], judging[Shifts].tokens, judging[Shifts].rollouts
-    if not judging[Pairs].tokens:
-        return NotChecked(NO_PAIRS)
     if tokens < _LEAST_TOKENS or rollouts < _LEAST_ROLLOUTS:
         return NotChecked(f"only {tokens} tokens in {rollouts} rollouts have a neighbour on both sides")
-    own, gaps = shifts.own / tokens, {"earlier": shifts.earlier / tokens, "later": shifts.later / tokens}
-    best = min(gaps, key=lambda name: gaps[name])
-    preferring = getattr(shifts, f"prefer_{best}")
-    if own < _LEAST_GAP or gaps[best] > _FACTOR * own or preferring < _SHARE * rollouts:
+    earlier, own, later = (float(each) for each in shifts.neighbours.column("gaps") / tokens)
+    side, gap = (0, earlier) if earlier <= later else (2, later)
+    preferring = int(shifts.neighbours.column("prefer")[side])
+    if own < _LEAST_GAP or gap > _FACTOR * own or preferring < _SHARE * rollouts:
         return _check_part(shifts)
     seen = (
-        f"|log π − log μ| averages {format_number(own)} nats, and {format_number(gaps[best])} between log π of token t "
-        f"and log μ of token {_NEIGHBOURS[best]}; the shift fits at least twice as well in {preferring:,} of "
+        f"|log π − log μ| averages {format_number(own)} nats, and {format_number(gap)} between log π of token t "
+        f"and log μ of token {_NEIGHBOURS[side]}; the shift fits at least twice as well in {preferring:,} of "
         f"{rollouts:,} rollouts."
     )
-    numbers = {"mean_gap": own, "mean_gap_earlier": gaps["earlier"], "mean_gap_later": gaps["later"]}
+    numbers = {"mean_gap": own, "mean_gap_earlier": earlier, "mean_gap_later": later}
     return Finding("critical", seen, {**numbers, "rollouts_preferring": preferring, "rollouts": rollouts})
 
 
 def _check_part(shifts: Shifts) -> Outcome:
     """Check if only some rollouts are clearly shifted, for example those of one rank or one data source."""
-    clear = {"earlier": shifts.clear_earlier, "later": shifts.clear_later}
-    best = max(clear, key=lambda name: clear[name])
-    if clear[best] < max(_LEAST_CLEAR, _CLEAR_SHARE * shifts.rollouts):
+    clear = shifts.neighbours.column("clear")
+    side = 0 if clear[0] >= clear[2] else 2
+    found = int(clear[side])
+    if found < max(_LEAST_CLEAR, _CLEAR_SHARE * shifts.rollouts):
         return Clean()
     seen = (
-        f"In {clear[best]:,} of {shifts.rollouts:,} rollouts log π of token t fits log μ of token {_NEIGHBOURS[best]} "
+        f"In {found:,} of {shifts.rollouts:,} rollouts log π of token t fits log μ of token {_NEIGHBOURS[side]} "
         "at least four times as well as log μ of token t; in the others it does not."
     )
-    counts = {"rollouts_preferring": clear[best], "rollouts": shifts.rollouts}
+    counts = {"rollouts_preferring": found, "rollouts": shifts.rollouts}
     return Finding("critical", seen, counts, title=SHIFTED.title_of_part)
 
 

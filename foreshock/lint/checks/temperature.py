@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from foreshock.lint.checks.declared import Declared
-from foreshock.lint.checks.pairs import NO_PAIRS, Pairs, if_copied, if_invalid
+from foreshock.lint.checks.pairs import Pairs, if_copied, if_invalid
 from foreshock.lint.checks.responses import Rollouts
 from foreshock.lint.checks.shift import sample_of_rollouts
-from foreshock.lint.counting import Counting, Counts
+from foreshock.lint.counting import Counting, Counts, Table
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
 
 # In nats: a token above _LIKELY is likely; only log-probs between _LEAST_LOG_PROB and _BELOW_ZERO are used.
@@ -33,68 +33,59 @@ _MEAN_DEVIATIONS = 4.0
 _LARGEST_REST = 0.5
 
 
+class Products(Table):
+    """Sums of log μ, log π and their products over tokens. The key of likely ones, with log μ above −1, is 1."""
+
+    COLUMNS = ("tokens", "mu", "pi", "cross", "mu_squared", "pi_squared")
+
+
 @dataclass
 class Scale(Counts):
-    """A sample of the tokens with two log-probs clearly below 0: sums of products, of likely tokens and of others."""
+    """A sample of the tokens with two log-probs clearly below 0. A factor shows at likely and at unlikely ones."""
 
-    tokens: int = 0
-    mu: float = 0.0  # Σ log μ
-    pi: float = 0.0
-    likely_cross: float = 0.0  # Σ log μ · log π over tokens with log μ above −1
-    likely_mu: float = 0.0  # Σ (log μ)²
-    likely_pi: float = 0.0
-    unlikely_cross: float = 0.0
-    unlikely_mu: float = 0.0
-    unlikely_pi: float = 0.0
+    products: Products = field(default_factory=Products)
 
     def add_batch(self, counting: Counting) -> None:
-        """Sum the products of the two log-probs; a constant factor shows at likely and at unlikely tokens."""
         sample = sample_of_rollouts(counting.batch)
         if sample is None:
             return
         behaviour, target = sample.behaviour, sample.target
-        below = (behaviour < np.float32(_BELOW_ZERO)) & (target < np.float32(_BELOW_ZERO))
-        chosen = np.flatnonzero(below & (behaviour > _LEAST_LOG_PROB) & (target > _LEAST_LOG_PROB))
+        uncertain = np.maximum(behaviour, target) < np.float32(_BELOW_ZERO)
+        chosen = np.flatnonzero(uncertain & (np.minimum(behaviour, target) > _LEAST_LOG_PROB))
         mu, pi = behaviour[chosen].astype(np.float64), target[chosen].astype(np.float64)
-        likely = mu > _LIKELY
-        self.tokens += chosen.size
-        self.mu += float(mu.sum())
-        self.pi += float(pi.sum())
-        self.likely_cross += float(np.einsum("i,i", mu * likely, pi))
-        self.likely_mu += float(np.einsum("i,i", mu * likely, mu))
-        self.likely_pi += float(np.einsum("i,i", pi * likely, pi))
-        self.unlikely_cross += float(np.einsum("i,i", mu * ~likely, pi))
-        self.unlikely_mu += float(np.einsum("i,i", mu * ~likely, mu))
-        self.unlikely_pi += float(np.einsum("i,i", pi * ~likely, pi))
+        for key, part in enumerate((mu <= _LIKELY, mu > _LIKELY)):
+            m, p = mu[part], pi[part]
+            if m.size:
+                products = (np.einsum("i,i", *pair) for pair in ((m, p), (m, m), (p, p)))
+                self.products += Products(np.array([key], np.uint64), np.array([[m.size, m.sum(), p.sum(), *products]]))
 
     @property
-    def parts(self) -> dict[str, tuple[float, float, float]]:
-        """Σ log μ · log π, Σ (log μ)² and Σ (log π)² of likely and of unlikely tokens."""
-        return {
-            "likely": (self.likely_cross, self.likely_mu, self.likely_pi),
-            "unlikely": (self.unlikely_cross, self.unlikely_mu, self.unlikely_pi),
-        }
+    def tokens(self) -> int:
+        """The number of tokens."""
+        return int(self.products.column("tokens").sum())
+
+    @property
+    def slopes(self) -> list[float]:
+        """Σ log μ · log π / Σ (log μ)² of unlikely and of likely tokens, as far as there are any."""
+        return [float(each) for each in self.products.column("cross") / self.products.column("mu_squared")]
 
 
 def _check_base(judging: Judging) -> Outcome:
     """Check for two log bases: one column is a constant times the other."""
     scale, tokens = judging[Scale], judging[Scale].tokens
-    if not judging[Pairs].tokens:
-        return NotChecked(NO_PAIRS)
     if tokens < _LEAST_TOKENS:
         return _TOO_FEW
-    usable = [(cross, mu, pi) for cross, mu, pi in scale.parts.values() if mu > 0 and pi > 0]
-    slopes = [cross / mu for cross, mu, _ in usable]
-    fits = [cross * cross / (mu * pi) for cross, mu, pi in usable]
+    _, _, _, cross, mu, pi = scale.products.values.T
+    slopes, fits = scale.slopes, cross * cross / (mu * pi)
     for text, base in _BASES.items():
         for meaning, factor in ((text, base), (text.replace("π", "μ"), 1.0 / base)):
             near = all(abs(slope / factor - 1.0) <= _NEAR for slope in slopes)
-            if slopes and near and min(fits) >= _FIT:
+            if near and fits.min() >= _FIT:
                 seen = (
-                    f"log π is {format_number(slopes[0])} times log μ over {tokens:,} uncertain tokens, at likely and "
+                    f"log π is {format_number(slopes[-1])} times log μ over {tokens:,} uncertain tokens, at likely and "
                     f"unlikely ones alike: {meaning}, and the other one in base e."
                 )
-                return Finding("critical", seen, {"factor": slopes[0], "tokens": tokens})
+                return Finding("critical", seen, {"factor": slopes[-1], "tokens": tokens})
     return Clean()
 
 
@@ -102,8 +93,6 @@ def _check_trainer(judging: Judging) -> Outcome:
     """Check if the trainer divides its logits by the declared temperature of processed log-probs."""
     declared, scale = judging[Declared], judging[Scale]
     temperature = declared.lowest_temperature
-    if not judging[Pairs].tokens:
-        return NotChecked(NO_PAIRS)
     if not declared.sampling_unknown and not declared.tempered:
         return Clean("sampled at temperature 1, as declared")
     if declared.sampling_unknown or declared.mode_processed < judging[Rollouts].rollouts:
@@ -113,9 +102,9 @@ def _check_trainer(judging: Judging) -> Outcome:
     if abs(temperature - 1.0) < _LEAST_HEAT:
         why = f"temperature {format_number(temperature)} is too near to 1: a change of the policy has the same effect"
         return NotChecked(why)
-    if scale.tokens < _LEAST_TOKENS or not min(scale.likely_mu, scale.unlikely_mu) > 0:
+    if scale.tokens < _LEAST_TOKENS or len(scale.slopes) < 2:
         return _TOO_FEW
-    likely, unlikely = scale.likely_cross / scale.likely_mu, scale.unlikely_cross / scale.unlikely_mu
+    unlikely, likely = scale.slopes
     # At unlikely tokens log π tends to T·log μ; at likely ones it differs in the other direction.
     way = max((unlikely - 1.0) / (temperature - 1.0), (likely - 1.0) / (1.0 / temperature - 1.0))
     if way < _TOWARDS_TEMPERATURE:
@@ -150,12 +139,9 @@ def two_temperatures(judging: Judging) -> Outcome:
     policies can look the same, so the finding names only a possible cause.
     """
     scale, tokens, pairs = judging[Scale], judging[Scale].tokens, judging[Pairs]
-    if not pairs.tokens:
-        return NotChecked(NO_PAIRS)
     if tokens < _LEAST_TOKENS:
         return _TOO_FEW
-    cross, of_mu, of_pi = (sum(each) / tokens for each in zip(*scale.parts.values(), strict=True))
-    mu, pi = scale.mu / tokens, scale.pi / tokens
+    mu, pi, cross, of_mu, of_pi = (float(each) for each in scale.products.values.sum(axis=0)[1:] / tokens)
     variances = of_mu - mu * mu, of_pi - pi * pi
     covariance = cross - mu * pi
     of_d = variances[0] + variances[1] - 2.0 * covariance

@@ -44,7 +44,6 @@ class TokenIds(Counts):
     sums: SumsById = field(default_factory=SumsById)
 
     def add_batch(self, counting: Counting) -> None:
-        """Sum over the ids of a batch."""
         batch = counting.batch
         if batch.rollout_log_probs is None or batch.trainer_log_probs is None or not batch.num_tokens:
             return
@@ -58,19 +57,12 @@ class TokenIds(Counts):
         self.sums += SumsById.of(ids[keep], np.ones(d.size), d, np.square(d))
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """The share of the variance of d that is between token ids, with its interval; `means` [K] of `ids` [K]."""
+def by_token_id(judging: Judging) -> Finding | None:
+    """Return a finding if most of the variance of d is between token ids.
 
-    share: float
-    low: float
-    high: float
-    ids: NDArray[np.uint64]
-    means: NDArray[np.float64]
-
-
-def _share_between_ids(sums: SumsById) -> _Share | None:
-    """Return the share ε² of a one-way analysis of variance, with a jackknife over the ids; None with too few ids."""
+    The share is ε² of a one-way analysis of variance, with a jackknife over the ids.
+    """
+    sums = judging[TokenIds].sums
     sums = sums.rows(sums.column("tokens") >= _LEAST_TOKENS_OF_ID)
     if sums.keys.size < _LEAST_IDS:
         return None
@@ -79,37 +71,31 @@ def _share_between_ids(sums: SumsById) -> _Share | None:
     at_mean = np.square(of_d) / count
     inside = np.maximum(squares - at_mean, 0.0)
 
-    def share(without: NDArray[np.float64] | float, *left_out: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    def share_without(ids: int, *left_out: NDArray[np.float64] | float) -> NDArray[np.float64]:
         tokens, total, between, within = (
             column.sum() - left for column, left in zip((count, of_d, at_mean, inside), left_out, strict=True)
         )
-        ids = count.size - without
         between = between - np.square(total) / tokens
-        by_chance = (ids - 1) * within / (tokens - ids)
+        by_chance = (count.size - ids - 1) * within / (tokens - count.size + ids)
         return np.asarray((between - by_chance) / (between + within))
 
-    found = float(share(0.0, 0.0, 0.0, 0.0, 0.0))
-    each = share(1.0, count, of_d, at_mean, inside)
+    share = float(share_without(0, 0.0, 0.0, 0.0, 0.0))
+    each = share_without(1, count, of_d, at_mean, inside)
     error = math.sqrt((each.size - 1) / each.size * float(np.square(each - each.mean()).sum()))
     reach = student_t_quantile(0.975, each.size - 1) * error
-    return _Share(found, found - reach, min(found + reach, 1.0), sums.keys, of_d / count)
-
-
-def by_token_id(judging: Judging) -> Finding | None:
-    """Return a finding if most of the variance of d is between token ids."""
-    found = _share_between_ids(judging[TokenIds].sums)
-    if found is None or not found.low >= _LEAST_SHARE:
+    low, high = share - reach, min(share + reach, 1.0)
+    if not low >= _LEAST_SHARE:
         return None
-    low, high = (f"{100.0 * each:.0f}" for each in (found.low, found.high))
-    farthest = np.argsort(-np.abs(found.means), kind="stable")[:_IDS_NAMED]
-    named = ", ".join(f"{found.ids[place]} ({format_number(float(found.means[place]))})" for place in farthest)
+    means = of_d / count
+    farthest = np.argsort(-np.abs(means), kind="stable")[:_IDS_NAMED]
+    named = ", ".join(f"{sums.keys[place]} ({format_number(float(means[place]))})" for place in farthest)
     title = (
-        f"the mismatch is by token id: {100.0 * found.share:.0f} % of its variance (range over the ids "
-        f"{between_ends(low, high)} %)"
+        f"the mismatch is by token id: {100.0 * share:.0f} % of its variance (range over the ids "
+        f"{between_ends(f'{100.0 * low:.0f}', f'{100.0 * high:.0f}')} %)"
     )
     seen = (
         f"An id has about the same log π − log μ in every context; the largest means: {named}. It looks like the head: "
         "its bias, weights of another step, a bias by id, or another vocabulary."
     )
-    numbers = {"share_of_ids": found.share, "share_low": found.low, "share_high": found.high, "ids": found.ids.size}
+    numbers = {"share_of_ids": share, "share_low": low, "share_high": high, "ids": sums.keys.size}
     return Finding("warning", seen, numbers, title=title)

@@ -56,36 +56,30 @@ class Values(Counts, abstract=True):
     falling: int = 0  # of these: whose values never rise and mostly fall
 
     def add_piece(self, piece: Piece, counting: Counting) -> None:
-        """Count the invalid values of a piece."""
-        values = piece.column(self.column)
-        if values is None or values.size == 0:
+        values = piece.columns.get(self.column)
+        if values is None:
             return
-        self.logged += values.size
         self._add_responses(values, piece.offsets)
-        least, most = piece.bounds[self.column]
-        finite: Bools | None = None
-        if (valid := piece.valid(self.column)) is not None:
-            finite = np.isfinite(values)
-            self._add_placeholders(piece, finite & ~valid, counting)
-            nan, minus = int(np.isnan(values).sum()), int(np.isneginf(values).sum())
-            self.nan += nan
-            self.minus_inf += minus
-            self.plus_inf += int(values.size - finite.sum()) - nan - minus
-            places = np.flatnonzero(~finite)
-            self.non_finite_first += int(np.isin(places, piece.offsets[:-1]).sum())
-            self.non_finite_last += int(np.isin(places, piece.offsets[1:] - 1).sum())
-            self._add_examples("non_finite_log_probs", piece, ~finite, counting)
-            kept = values[finite]
-            least, most = float(kept.min(initial=np.inf)), float(kept.max(initial=-np.inf))
-        self.max, self.minus_min = max(self.max, most), max(self.minus_min, -least)
+        finite, valid = values, piece.valid(self.column)
+        if valid is not None:
+            is_finite = np.isfinite(values)
+            finite, places = values[is_finite], np.flatnonzero(~is_finite)
+            self._add_placeholders(piece, values, is_finite & ~valid, counting)
+            self.add(nan=np.isnan(values), minus_inf=np.isneginf(values), plus_inf=np.isposinf(values))
+            self.add(non_finite_first=np.isin(places, piece.offsets[:-1]))
+            self.add(non_finite_last=np.isin(places, piece.offsets[1:] - 1))
+            self._add_examples("non_finite_log_probs", piece, ~is_finite, counting)
+            most, least = float(finite.max(initial=-np.inf)), float(finite.min(initial=np.inf))
+        else:
+            least, most = piece.bounds[self.column]
+        self.add(logged=values.size, max=most, minus_min=-least)
         if most > LOG_PROB_ROUNDING:
-            positive = (values > LOG_PROB_ROUNDING) & np.isfinite(values)
-            self.positive += int(positive.sum())
-            self.above_one += int(np.count_nonzero(positive & (values > 1.0 + LOG_PROB_ROUNDING)))
-            self._add_examples("positive_log_probs", piece, positive, counting)
-        if least < -LOG_PROB_ROUNDING and most > -np.inf:
-            below = int(np.count_nonzero(values < -LOG_PROB_ROUNDING))
-            self.negative += below - (0 if finite is None else int(np.isneginf(values).sum()))
+            self.add(positive=finite > LOG_PROB_ROUNDING, above_one=finite > 1.0 + LOG_PROB_ROUNDING)
+            self._add_examples(
+                "positive_log_probs", piece, np.isfinite(values) & (values > LOG_PROB_ROUNDING), counting
+            )
+        if least < -LOG_PROB_ROUNDING:
+            self.add(negative=finite < -LOG_PROB_ROUNDING)
 
     def _add_responses(self, values: Floats, offsets: Ints) -> None:
         """Count the responses whose values [T] are those of a response: one value, or a running sum."""
@@ -97,29 +91,23 @@ class Values(Counts, abstract=True):
         for row in np.flatnonzero((begins <= 0).all(axis=1)):
             moves, value = np.diff(values[first[row] : end[row]]), float(values[first[row]])
             if not moves.any() and value < -LOG_PROB_ROUNDING:
-                self.constant += 1
-                self.constant_max = max(self.constant_max, value)
-                self.constant_minus_min = max(self.constant_minus_min, -value)
+                self.add(constant=1, constant_max=value, constant_minus_min=-value)
             self.falling += bool((moves <= 0).all() and 2 * np.count_nonzero(moves) >= moves.size + 1)
 
-    def _add_placeholders(self, piece: Piece, found: Bools, counting: Counting) -> None:
+    def _add_placeholders(self, piece: Piece, values: Floats, found: Bools, counting: Counting) -> None:
         """Count finite values that are not log-probs of sampled tokens, such as −9999 for −inf."""
-        values = piece.column(self.column)
-        if values is None or not found.any():
-            return
         chosen, places = values[found], np.flatnonzero(found)
-        self.placeholders += chosen.size
-        self.placeholders_above += int(np.count_nonzero(chosen > 0))
-        self.placeholders_beside += int((np.isin(places + 1, places) | np.isin(places - 1, places)).sum())
-        self.placeholder_max = max(self.placeholder_max, float(chosen.max()))
-        self.placeholder_minus_min = max(self.placeholder_minus_min, -float(chosen.min()))
-        self._add_examples("placeholder_log_probs", piece, found, counting)
+        if chosen.size:
+            self.add(placeholders=chosen.size, placeholders_above=chosen > 0)
+            self.add(placeholders_beside=np.isin(places + 1, places) | np.isin(places - 1, places))
+            self.add(placeholder_max=float(chosen.max()), placeholder_minus_min=-float(chosen.min()))
+            self._add_examples("placeholder_log_probs", piece, found, counting)
 
     def _add_examples(self, check: str, piece: Piece, wrong: Bools, counting: Counting) -> None:
-        values = piece.column(self.column)
-        if values is not None and counting.has_room(check):
+        if counting.has_room(check):
             for index in np.flatnonzero(wrong)[:3].tolist():
-                counting.add_token(check, piece.place(index), f"{self.column} log-prob {values[index]:.6g}")
+                text = f"{self.column} log-prob {piece.columns[self.column][index]:.6g}"
+                counting.add_token(check, piece.places[index], text)
 
     @property
     def non_finite(self) -> int:
@@ -165,6 +153,27 @@ class TrainerValues(Values):
     column = "trainer"
 
 
+@dataclass
+class Auxiliary(Counts):
+    """The generated tokens' entropies and the advantages, and how many of them are not finite."""
+
+    entropies: int = 0
+    entropies_not_finite: int = 0
+    advantages: int = 0
+    advantages_not_finite: int = 0
+
+    def add_batch(self, counting: Counting) -> None:
+        batch = counting.batch
+        generated = slice(None) if batch.response_mask is None else batch.response_mask != 0
+        if batch.entropy is not None:
+            found = batch.entropy[generated]
+            self.add(entropies=found.size, entropies_not_finite=~np.isfinite(found))
+        if batch.advantage is not None:
+            of_tokens = batch.advantage.shape == batch.response_token_ids.shape
+            found = batch.advantage[generated] if of_tokens else batch.advantage
+            self.add(advantages=found.size, advantages_not_finite=~np.isfinite(found))
+
+
 VALUES: dict[str, type[Values]] = {"rollout": RolloutValues, "trainer": TrainerValues}
 
 
@@ -179,7 +188,6 @@ def logged_columns(judging: Judging) -> dict[str, Values]:
 
 
 def _check_sign(check: str, judging: Judging) -> Outcome:
-    """Check for values of the wrong sign, or slightly above 0."""
     if not (columns := logged_columns(judging)):
         return NotChecked(_NO_COLUMN)
     parts: list[str] = []
@@ -206,7 +214,6 @@ def _check_sign(check: str, judging: Judging) -> Outcome:
 
 
 def _check_responses(judging: Judging) -> Outcome:
-    """Check for one value per response, and for running sums."""
     if not (columns := logged_columns(judging)):
         return NotChecked(_NO_COLUMN)
     parts = [f"{name} {values.of_responses}" for name, values in columns.items() if values.of_responses]
@@ -246,7 +253,6 @@ def _check_placeholders(judging: Judging) -> Outcome:
 
 
 def _check_finite(judging: Judging) -> Outcome:
-    """Check for NaN and infinite values at generated tokens."""
     if not (columns := logged_columns(judging)):
         return NotChecked(_NO_COLUMN)
     parts: list[str] = []
@@ -269,6 +275,21 @@ def _place(values: Values) -> str:
         if values.non_finite > 1 and count == values.non_finite < values.logged / 2:
             return f", each at the {end} token of its response"
     return ""
+
+
+def _check_auxiliary(judging: Judging) -> Outcome:
+    found = judging[Auxiliary]
+    columns = {
+        "entropy": (found.entropies_not_finite, found.entropies),
+        "advantage": (found.advantages_not_finite, found.advantages),
+    }
+    wrong = {name: counts for name, counts in columns.items() if counts[0]}
+    if not wrong:
+        return Clean()
+    parts = [f"{count:,} of {total:,} values of {name} are NaN or infinite" for name, (count, total) in wrong.items()]
+    shares = [f"{format_percent(*counts)} of the values of {name}" for name, counts in wrong.items()]
+    title = f"{' and '.join(shares)} are NaN or infinite"
+    return Finding("warning", "; ".join(parts) + ".", {name: count for name, (count, _) in wrong.items()}, title=title)
 
 
 SIGNS = (
@@ -316,4 +337,12 @@ NON_FINITE = Check(
     "−inf of the trainer: it truncates (top-p, top-k) and the engine does not. −inf or NaN of the engine: it "
     "scored tokens that it did not sample, or it overflowed. NaN of padding: set the response mask to 0 there.",
     _check_finite,
+)
+NON_FINITE_VALUES = Check(
+    "non_finite_values",
+    "entropies or advantages are NaN or infinite",
+    "A loss that reads them is NaN too, and one such update destroys the weights.",
+    "Look for rewards that are divided by a spread of 0 or are NaN themselves, and for logits that overflow.",
+    _check_auxiliary,
+    explains=False,
 )

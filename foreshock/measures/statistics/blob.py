@@ -19,7 +19,7 @@ from foreshock.errors import StatisticsError
 from foreshock.parsing import parse_json
 
 # Increase this if the meaning of a stored number changes; blobs of two versions never mix.
-STATISTICS_VERSION = 5
+STATISTICS_VERSION = 6
 
 # zlib's level; fixed, so that equal arrays give equal bytes.
 _COMPRESSION_LEVEL = 1

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from foreshock import errors, lint, rollouts
+from foreshock import errors, lint
 from foreshock.api import steps
 from foreshock.lint.checks import sampling
-from foreshock.lint.checks.sources import rewards_by_source
-from foreshock.lint.evidence import examples_from_json
+from foreshock.lint.checks.learning_signal import rewards_by_source
 from foreshock.model_kind import ModelKind
 
 WINDOW_CHECKS = ("mismatch_after_id", "k3_per_entropy")
@@ -47,14 +46,6 @@ class StepVerdict:
     largest_surprisal: float
     sources: dict[str, tuple[int, float]]
     """The number and the sum of the rewards of each data source, if there are several."""
-
-
-def lint_shard(batch: rollouts.RolloutBatch) -> lint.LintEvidence:
-    """Return the evidence of a batch, with examples as they are stored."""
-    evidence = lint.collect_evidence(batch)
-    if not evidence.examples:
-        return evidence
-    return replace(evidence, examples=examples_from_json(evidence.examples_to_json()))
 
 
 def judge_step(

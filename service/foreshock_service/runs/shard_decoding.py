@@ -14,7 +14,7 @@ import numpy as np
 from foreshock import digests, errors, statistics_shards
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.fingerprint import Fingerprint
-from foreshock.lint import LintEvidence
+from foreshock.lint import LintEvidence, collect_evidence
 from foreshock.measures import comparison_statistics, rollout_summaries, step_statistics
 from foreshock.measures.comparison import Comparison, StepMeasurement, measure_step
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
@@ -176,7 +176,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: eve
     with body.open("rb") as file:
         read = parquet.read_rollouts(file, limits)
     measurement = measure_step(read.batch)
-    evidence = judging.lint_shard(read.batch)
+    evidence = collect_evidence(read.batch)
     measured = _shard(read.batch, measurement, evidence)
     step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
     if read.own_layout:
@@ -189,7 +189,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: eve
 def measure_stored(stored: StoredFile) -> MeasuredShard:
     """Measure a file of the store again. Raises FileNotFoundError, and RolloutsError if the file is damaged."""
     batch = decode_rollouts(stored.read_bytes(), stored_limits())
-    return _shard(batch, measure_step(batch), judging.lint_shard(batch))
+    return _shard(batch, measure_step(batch), collect_evidence(batch))
 
 
 def is_intact(stored: StoredFile) -> bool:
@@ -265,7 +265,7 @@ def decode_statistics(
     batch = decode_rollouts(io.BytesIO(shard.full), limits)
     measurement = _measurement(shard)
     _check(shard, measurement, batch)
-    evidence = judging.lint_shard(batch.select(np.arange(shard.sampled)))
+    evidence = collect_evidence(batch.select(np.arange(shard.sampled)))
     if shard.sampled < shard.rollouts:
         evidence = evidence.of_sample(measurement)
     measured = MeasuredShard(

@@ -8,13 +8,14 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy.orm import Session
 
+from foreshock.lint import collect_evidence
 from foreshock.rollouts import RolloutBatch
 from foreshock.severity import Severity
 from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.session import Database
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.findings import Finding, replace_findings
-from foreshock_service.runs.judging import LintPart, judge_step, lint_shard
+from foreshock_service.runs.judging import LintPart, judge_step
 from foreshock_service.runs.lint import findings_of_run, store_verdict
 from foreshock_service.runs.shards import close_step
 from foreshock_service.watch import advance
@@ -169,7 +170,7 @@ def test_late_shard_with_the_same_defect_is_counted_once(sender: Sender, app: Fa
 
 def store_wrong_verdict(database: Database, run: Sender, step: int) -> None:
     """Store what a release with a wrong check concludes from a healthy step."""
-    shard = LintPart.of(lint_shard(copied(healthy_batch(step))))
+    shard = LintPart.of(collect_evidence(copied(healthy_batch(step))))
     verdict = judge_step(step, 1, [shard])
     assert verdict is not None
     database.write(lambda session: store_verdict(session, StepKey(run.run, 1, step), verdict, again=True))

@@ -13,7 +13,7 @@ from foreshock.lint import collect_evidence, run_checks
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ShardLint, StepLint
-from foreshock_service.runs.judging import LintPart, judge_step, lint_shard
+from foreshock_service.runs.judging import LintPart, judge_step
 from tests.foreshock.lint.healthy import Policy, healthy_batch
 from tests.foreshock.lint.test_after_id import after, batch_with_pad, in_another_context
 from tests.foreshock.lint.test_per_entropy import nearly_certain_batch
@@ -180,7 +180,7 @@ def test_id_that_is_masked_once_in_a_step_is_found_over_steps(sender: Sender, ht
 
 
 def test_unreadable_evidence_is_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    part = LintPart.of(lint_shard(make_batch(1)))
+    part = LintPart.of(collect_evidence(make_batch(1)))
     damaged = replace(part, evidence=part.evidence[: len(part.evidence) // 2])
     with caplog.at_level(logging.WARNING):
         verdict = judge_step(1, 1, [damaged, part, damaged])
