@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +22,12 @@ from foreshock.api.attribution import SideBranchRecord as SideBranch
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError
 from foreshock.measures.estimators import token
-from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, bootstrap_interval, bootstrap_intervals
+from foreshock.measures.estimators.bootstrap import (
+    MORE_RESAMPLES,
+    RESAMPLES,
+    bootstrap_interval,
+    bootstrap_intervals,
+)
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 from foreshock.rollouts.arrays import offsets_of_lengths, row_counts
@@ -55,6 +61,9 @@ class Attribution:
     side_branch: SideBranch | None
 
 
+_UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Shared:
     """The tokens that a set of scores shares, flat; `offsets` cut them into rollouts with at least one token."""
@@ -63,6 +72,29 @@ class _Shared:
     offsets: NDArray[np.int64]
     groups: NDArray[np.int64]
 
+    @classmethod
+    def of(
+        cls,
+        scores: Mapping[str, ArrayLike],
+        offsets: ArrayLike,
+        mask: ArrayLike | None,
+        group_ids: Iterable[object] | None,
+    ) -> Self:
+        """Keep the tokens that every score has, and number the prompt groups of the remaining rollouts."""
+        cuts = cuts_of(offsets)
+        tokens = int(cuts[-1])
+        arrays = {name: numbers_of(name, value).astype(np.float64) for name, value in scores.items()}
+        keep = np.ones(tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
+        for name, array in (*arrays.items(), ("response_mask", keep)):
+            check_size(name, array, tokens)
+        keep = np.logical_and.reduce([keep, *(np.isfinite(values) for values in arrays.values())])
+        lengths = row_counts(keep, cuts)
+        rows, names = np.flatnonzero(lengths), group_names(group_ids, cuts.size - 1)
+        keys = [f"r{row}" if names[row] is None else f"g{names[row]}" for row in rows.tolist()]
+        numbers: dict[str, int] = {}
+        groups = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+        return cls({name: each[keep] for name, each in arrays.items()}, offsets_of_lengths(lengths[rows]), groups)
+
     @property
     def tokens(self) -> int:
         return int(self.offsets[-1])
@@ -70,6 +102,38 @@ class _Shared:
     @property
     def rollouts(self) -> int:
         return self.offsets.size - 1
+
+    def d(self, target: str, behaviour: str) -> Float64:
+        return self.scores[target] - self.scores[behaviour]
+
+    def sums(self, terms: Sequence[Float64]) -> Float64:
+        """Return the sums over each rollout, [N, K]."""
+        return np.stack([np.add.reduceat(term, self.offsets[:-1]) for term in terms], axis=1)
+
+    def shares(self, parts: Sequence[Float64], whole: Float64, resamples: int) -> Sequence[Interval]:
+        """Return the share of each part in the whole, with its bootstrap-t interval over prompt groups."""
+        if not self.tokens:
+            return [_UNKNOWN] * len(parts)
+        products = self.sums([part * whole for part in (*parts, whole)])
+        return bootstrap_intervals(products[:, :-1], products[:, -1], self.groups, resamples=resamples)
+
+    def mean(self, values: Float64, resamples: int) -> Interval:
+        """Return the mean over tokens, with its bootstrap-t interval over prompt groups."""
+        if not self.tokens:
+            return _UNKNOWN
+        return bootstrap_interval(self.sums([values])[:, 0], np.diff(self.offsets), self.groups, resamples=resamples)
+
+    def link(self, target: str, behaviour: str, cause: str, share: Interval = _UNKNOWN) -> Link:
+        """Return the moments of one link."""
+        d = self.d(target, behaviour)
+        k3 = mean = square = largest = math.nan
+        if self.tokens:
+            k3, mean, square = (self.sums((token.k3_kl(d), d, np.square(d))).sum(axis=0) / self.tokens).tolist()
+            largest = float(np.abs(d).max())
+        return Link(
+            name=comparison_name(target, behaviour), cause=cause, k3_kl=k3, excess_k3_kl=math.nan, mean_d=mean,
+            rms_d=math.sqrt(square), max_abs_d=largest, share=share.mean, share_low=share.low, share_high=share.high,
+        )  # fmt: skip
 
 
 def attribute(
@@ -95,137 +159,46 @@ def attribute(
         raise ConfigurationError(
             f"attribution needs at least two of the scores {', '.join(chain)}, got {', '.join(present) or 'none'}"
         )
-    arrays, cuts, generated = _checked(scores, offsets, mask)
-    shared = _share({name: arrays[name] for name in present}, cuts, generated, group_ids)
-    ends = present[-1], present[0]
-    d = shared.scores[ends[0]] - shared.scores[ends[1]]
-    pairs = [(later, earlier) for earlier, later in itertools.pairwise(present)]
-    of_links = [shared.scores[later] - shared.scores[earlier] for later, earlier in pairs]
-    shares, lows, highs = _shares(of_links, d, shared)
-    links = tuple(
-        _link(later, earlier, cause_of_link(earlier, later), shared, values, (share, low, high))
-        for (later, earlier), values, share, low, high in zip(pairs, of_links, shares, lows, highs, strict=True)
-    )
+    shared = _Shared.of({name: scores[name] for name in present}, offsets, mask, group_ids)
+    d, pairs = shared.d(present[-1], present[0]), [(later, earlier) for earlier, later in itertools.pairwise(present)]
+    of_links = [shared.d(*pair) for pair in pairs]
+    shares = shared.shares(of_links, d, MORE_RESAMPLES)
     square = float(np.square(d).sum())
     squares = sum(float(np.square(values).sum()) for values in of_links)
-    error = np.abs(np.sum(of_links, axis=0) - d)
-    groups = int(np.unique(shared.groups).size)
-    certain = (1.0, 1.0, 1.0) if square > 0.0 else (math.nan, math.nan, math.nan)
+    certain = Interval(1.0, 1.0, 1.0, 0) if square > 0.0 else _UNKNOWN
     return Attribution(
         chain=present,
         missing=tuple(name for name in chain if name not in scores),
-        links=links,
-        whole=_link(*ends, "the whole difference between the ends of the chain", shared, d, certain),
+        links=tuple(
+            shared.link(later, earlier, cause_of_link(earlier, later), share)
+            for (later, earlier), share in zip(pairs, shares, strict=True)
+        ),
+        whole=shared.link(present[-1], present[0], "the whole difference between the ends of the chain", certain),
         cancellation=squares / square if square > 0.0 else math.nan,
-        telescoping_error=float(error.max(initial=0.0)),
+        telescoping_error=float(np.abs(np.sum(of_links, axis=0) - d).max(initial=0.0)),
         tokens=shared.tokens,
         rollouts=shared.rollouts,
-        groups=groups,
-        side_branch=_side_branch(arrays, cuts, generated, group_ids, chain),
+        groups=int(np.unique(shared.groups).size),
+        side_branch=_side_branch(_Shared.of(scores, offsets, mask, group_ids), chain) if REFERENCE in scores else None,
     )
 
 
-def _checked(
-    scores: Mapping[str, ArrayLike], offsets: ArrayLike, mask: ArrayLike | None
-) -> tuple[dict[str, Float64], NDArray[np.int64], NDArray[np.bool_]]:
-    cuts = cuts_of(offsets)
-    tokens = int(cuts[-1])
-    arrays = {name: numbers_of(name, value).astype(np.float64) for name, value in scores.items()}
-    generated = np.ones(tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
-    for name, array in (*arrays.items(), ("response_mask", generated)):
-        check_size(name, array, tokens)
-    return arrays, cuts, generated
-
-
-def _share(
-    scores: dict[str, Float64],
-    offsets: NDArray[np.int64],
-    generated: NDArray[np.bool_],
-    group_ids: Iterable[object] | None,
-) -> _Shared:
-    """Keep the tokens that every score has, and number the prompt groups of the remaining rollouts."""
-    keep = generated.copy()
-    for values in scores.values():
-        keep &= np.isfinite(values)
-    lengths = row_counts(keep, offsets)
-    rows = np.flatnonzero(lengths)
-    names = group_names(group_ids, offsets.size - 1)
-    keys = [f"r{row}" if names[row] is None else f"g{names[row]}" for row in rows.tolist()]
-    numbers: dict[str, int] = {}
-    groups = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
-    return _Shared({name: values[keep] for name, values in scores.items()}, offsets_of_lengths(lengths[rows]), groups)
-
-
-def _shares(of_links: list[Float64], d: Float64, shared: _Shared) -> tuple[list[float], list[float], list[float]]:
-    """Return each link's share of the whole, and the ends of its bootstrap-t interval over prompt groups."""
-    if not shared.tokens or not np.any(d):
-        nothing = [math.nan] * len(of_links)
-        return nothing, nothing, nothing
-    starts = shared.offsets[:-1]
-    products = np.stack([np.add.reduceat(values * d, starts) for values in (*of_links, d)], axis=1)
-    total = products.sum(axis=0)
-    found = bootstrap_intervals(products[:, :-1], products[:, -1], shared.groups, resamples=MORE_RESAMPLES)
-    return (total[:-1] / total[-1]).tolist(), [each.low for each in found], [each.high for each in found]
-
-
-def _link(
-    target: str, behaviour: str, cause: str, shared: _Shared, d: Float64, share: tuple[float, float, float]
-) -> Link:
-    """Return the moments of one link over the shared tokens."""
-    k3 = mean = square = largest = math.nan
-    if shared.tokens:
-        terms = (token.k3_kl(d), d, np.square(d))
-        of_rollouts = np.stack([np.add.reduceat(term, shared.offsets[:-1]) for term in terms], axis=1)
-        k3, mean, square = (of_rollouts.sum(axis=0) / shared.tokens).tolist()
-        largest = float(np.abs(d).max())
-    return Link(
-        name=comparison_name(target, behaviour),
-        cause=cause,
-        k3_kl=k3,
-        excess_k3_kl=math.nan,
-        mean_d=mean,
-        rms_d=math.sqrt(square),
-        max_abs_d=largest,
-        share=share[0],
-        share_low=share[1],
-        share_high=share[2],
-    )
-
-
-def _side_branch(
-    arrays: dict[str, Float64],
-    offsets: NDArray[np.int64],
-    generated: NDArray[np.bool_],
-    group_ids: Iterable[object] | None,
-    chain: Sequence[str],
-) -> SideBranch | None:
+def _side_branch(shared: _Shared, chain: Sequence[str]) -> SideBranch:
     """Compare every score with the float32 forward pass over the tokens that all of them share.
 
     The score that is nearer to it has the smaller numerical error.
     """
-    if REFERENCE not in arrays:
-        return None
-    shared = _share(arrays, offsets, generated, group_ids)
-    others = sorted(
-        (name for name in arrays if name != REFERENCE),
-        key=lambda name: (chain.index(name) if name in chain else len(chain), name),
-    )
-    reference = shared.scores[REFERENCE]
-    nothing = (math.nan, math.nan, math.nan)
-    links = tuple(
-        _link(REFERENCE, name, f"{name} against float32", shared, reference - shared.scores[name], nothing)
-        for name in others
-    )
-    engine, trainer = middle_of_chain([name for name in chain if name in arrays])
-    found = Interval(math.nan, math.nan, math.nan, 0)
-    if engine and trainer and shared.tokens:
+    place = {name: number for number, name in enumerate(chain)}
+    others = sorted(shared.scores.keys() - {REFERENCE}, key=lambda name: (place.get(name, len(chain)), name))
+    engine, trainer = middle_of_chain([name for name in chain if name in shared.scores])
+    found = _UNKNOWN
+    if engine and trainer:
         # E[d²] of the engine minus that of the trainer.
-        squares = np.square(reference - shared.scores[engine]) - np.square(reference - shared.scores[trainer])
-        sums = np.add.reduceat(squares, shared.offsets[:-1])
-        found = bootstrap_interval(sums, np.diff(shared.offsets), shared.groups, resamples=MORE_RESAMPLES)
+        squares = np.square(shared.d(REFERENCE, engine)) - np.square(shared.d(REFERENCE, trainer))
+        found = shared.mean(squares, MORE_RESAMPLES)
     return SideBranch(
         reference=REFERENCE,
-        links=links,
+        links=tuple(shared.link(REFERENCE, name, f"{name} against float32") for name in others),
         engine=engine,
         trainer=trainer,
         nearer=_nearer(engine, trainer, found),
@@ -246,23 +219,6 @@ def _nearer(engine: str | None, trainer: str | None, difference: Interval) -> st
     return engine if difference.high < 0.0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentLink:
-    """The link `scorer@second / scorer@first`, d = log second − log first, in nats per token.
-
-    `share` is E[d_link·d]/E[d²] with d of the whole chain, `share_low` to `share_high` its bootstrap-t interval by
-    prompt group; NaN if the whole is not given. `tokens` counts the tokens that all of these scores have.
-    """
-
-    k3_kl: float
-    rms_d: float
-    max_abs_d: float
-    share: float
-    share_low: float
-    share_high: float
-    tokens: int
-
-
 def environment_link(
     first: ArrayLike,
     second: ArrayLike,
@@ -270,29 +226,19 @@ def environment_link(
     offsets: ArrayLike,
     mask: ArrayLike | None = None,
     group_ids: Iterable[object] | None = None,
-) -> EnvironmentLink:
+) -> Link:
     """Return the link between two replays of a scorer, [T] over the tokens of N rollouts cut at `offsets` [N + 1].
 
-    `whole` has the last and the first score of the chain, [T] each. A token with a value that is not finite is
-    excluded. Raises InvalidRolloutsError if sizes or types do not fit.
+    `whole` has the last and the first score of the chain, [T] each; without it the share is NaN. A token with a value
+    that is not finite is excluded. Raises InvalidRolloutsError if sizes or types do not fit.
     """
     given = {"first": first, "second": second}
     if whole is not None:
         given |= {"target": whole[0], "behaviour": whole[1]}
-    shared = _share(*_checked(given, offsets, mask), group_ids)
-    d = shared.scores["second"] - shared.scores["first"]
-    if not d.size:
-        nan = math.nan
-        return EnvironmentLink(nan, nan, nan, nan, nan, nan, tokens=0)
-    share, low, high = math.nan, math.nan, math.nan
+    shared, share = _Shared.of(given, offsets, mask, group_ids), _UNKNOWN
     if whole is not None:
-        of_whole = shared.scores["target"] - shared.scores["behaviour"]
-        products = [np.add.reduceat(values * of_whole, shared.offsets[:-1]) for values in (d, of_whole)]
-        if products[1].sum() > 0.0:
-            found = bootstrap_intervals(products[0][:, None], products[1], shared.groups)[0]
-            share, low, high = found.mean, found.low, found.high
-    k3, rms, largest = float(token.k3_kl(d).mean()), float(np.sqrt(np.square(d).mean())), float(np.abs(d).max())
-    return EnvironmentLink(k3, rms, largest, share, low, high, d.size)
+        (share,) = shared.shares([shared.d("second", "first")], shared.d("target", "behaviour"), RESAMPLES)
+    return shared.link("second", "first", "the environment", share)
 
 
 def excess_over_environments(
@@ -314,11 +260,7 @@ def excess_over_environments(
     result is ½E[s²], and 0 in expectation if the environments explain everything. It may be negative and is never
     clamped. Two replays cannot test the assumption. The bounds are NaN with too few prompt groups.
     """
-    given = {"logged": logged, "first": first, "second": second}
-    shared = _share(*_checked(given, offsets, mask), group_ids)
-    a, r1, r2 = (shared.scores[name] for name in given)
-    if not a.size:
-        return math.nan, math.nan, math.nan
-    terms = 0.5 * ((r1 - a) * (r2 - a) - 0.5 * np.square(r1 - r2))
-    found = bootstrap_interval(np.add.reduceat(terms, shared.offsets[:-1]), np.diff(shared.offsets), shared.groups)
+    shared = _Shared.of({"logged": logged, "first": first, "second": second}, offsets, mask, group_ids)
+    one, other = shared.d("first", "logged"), shared.d("second", "logged")
+    found = shared.mean(0.5 * (one * other - 0.5 * np.square(shared.d("first", "second"))), RESAMPLES)
     return found.mean, found.low, found.high
