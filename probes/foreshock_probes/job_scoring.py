@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
+
 from foreshock import vocabulary
 from foreshock.api.leases import LeasedJobRecord, LeaseRecord
 from foreshock.api.probes import ScorerRecord
@@ -22,13 +24,14 @@ from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
 from foreshock_probes.engines.process import EngineError, JobAbandonedError, ScoreTask, run_tasks
 from foreshock_probes.offers import Offers, imported
 from foreshock_probes.scorers.request import read_arrays
-from foreshock_probes.service_client import FailKind, LeaseClient
+from foreshock_probes.service_client import TRANSFER_SECONDS, FailKind, LeaseClient
 from foreshock_probes.weights import UnknownRootError, Weights, WeightsGoneError, WeightsLibrary
 
 T = TypeVar("T")
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
+_PARQUET = "application/vnd.apache.parquet"
 _TEXTS_OF_A_PART = 4096
 """Fewer than 1 MiB of JSON, which a body may have."""
 EXACT_PART = "foreshock_probes.exact_divergence.pairs:run_part"
@@ -53,7 +56,7 @@ class LeasedJob:
         silence_seconds: float,
     ) -> None:
         self.job: LeasedJobRecord = lease.job
-        self.library, self.folder, self.client = library, folder, client
+        self.library, self.folder, self._client = library, folder, client
         self.rollouts_file, self.doing_file = folder / "rollouts.parquet", folder / "doing.txt"
         self.lease, self._console, self._abandoned = lease, console, abandoned
         self._silence_seconds = silence_seconds
@@ -64,14 +67,14 @@ class LeasedJob:
     def run(self) -> None:
         """Do the job as its kind of probe requires, and upload its results."""
         self.weights: Weights = self.library.find(self.job.checkpoint, self.job.project)
-        self.rollouts_file.write_bytes(self.call(lambda: self.client.rollouts(self.lease)))
+        self.rollouts_file.write_bytes(self.call("GET", "rollouts", timeout_seconds=TRANSFER_SECONDS).content)
         if self.job.wants_vocabulary:
             self._send_vocabulary()
         kind = PROBE_KINDS.get(self.job.kind, EXACT)
         document = imported(kind.job)(self)
         self.weights.check_unchanged()
         if document is not None:
-            self.call(lambda: self.client.upload_document(self.lease, kind.name, document))
+            self.call("PUT", kind.name, json_body=document)
 
     def _send_vocabulary(self) -> None:
         """Send the texts of the tokens, if a tokenizer is beside the weights; without them the job is done the same."""
@@ -84,7 +87,7 @@ class LeasedJob:
             for first in range(0, len(texts), _TEXTS_OF_A_PART):
                 part = texts[first : first + _TEXTS_OF_A_PART]
                 body = {"digest": digest, "size": len(texts), "first": first, "texts": part}
-                self.call(partial(self.client.upload_document, self.lease, "vocabulary", body))
+                self.call("PUT", "vocabulary", json_body=body)
         except (WeightsError, Rejected) as error:
             self.log(f"the pages will show token ids, not texts: {error}")
 
@@ -152,8 +155,9 @@ class LeasedJob:
         """Return the job's rollouts."""
         return decode_rollouts(self.rollouts_file.read_bytes())
 
-    def call(self, call: Callable[[], T]) -> T:
-        """Return the service's answer to `call`, retried while it is unavailable."""
+    def call(self, method: str, action: str, **options: Any) -> httpx.Response:
+        """Return the service's answer to a request about the job's lease, retried while it is unavailable."""
+        call = partial(self._client.on_lease, method, self.lease, action, **options)
         return call_service(call, self._abandoned, self._console)
 
     def log(self, text: str) -> None:
@@ -163,11 +167,12 @@ class LeasedJob:
 
 def score(job: LeasedJob) -> dict[str, Any] | None:
     """Do a job of scorers, and upload their scores; or one of an exact pair, and return its comparison."""
-    lease, client = job.lease, job.client
     tasks = [job.task(each, f"scores-{number}.parquet") for number, each in enumerate(job.job.scorers)]
     found = job.run_tasks(tasks, _checked_scores, "scores") if tasks else []
     for requested, data in zip(job.job.scorers, found, strict=True):
-        job.call(partial(client.upload_scores, lease, requested, data))
+        query = {"scorer": requested.scorer, "variant": requested.variant}
+        headers = {"Content-Type": _PARQUET}
+        job.call("PUT", "scores", query=query, content=data, headers=headers, timeout_seconds=TRANSFER_SECONDS)
     return next((_compared(job, pair) for pair in job.job.exact_pairs), None)
 
 

@@ -6,7 +6,6 @@ symbolic links are resolved. Only safetensors are loaded, and only if their dige
 """
 
 import re
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -86,7 +85,7 @@ _CONVERSIONS = {
 
 
 class WeightsLibrary:
-    """The weights roots of a worker, with a cache of digests. Thread-safe.
+    """The weights roots of a worker, with a cache of digests.
 
     Roots are `name` (for the project `default`), `name@project`, or `name@*` (for every project). The project sees the
     message of a refusal, so it names neither the other roots nor the digest that was found.
@@ -97,7 +96,6 @@ class WeightsLibrary:
     def __init__(self, roots: Mapping[str, Path]) -> None:
         self._roots = {name: folder.resolve() for name, folder in roots.items()}
         self._digests: dict[tuple[Path, Stamp], str] = {}
-        self._lock = threading.Lock()
 
     def find(self, checkpoint: JobWeightsRecord, project: str = DEFAULT_PROJECT) -> Weights:
         """Return the verified weights of `checkpoint`, announced by a run of `project`.
@@ -142,26 +140,16 @@ class WeightsLibrary:
 
     def _digest(self, folder: Path) -> tuple[str, Stamp]:
         stamp = _stamp(folder)
-        with self._lock:
-            known = self._digests.get((folder, stamp))
-        if known is None:
-            known = weights_digest(folder)
-            with self._lock:
-                self._digests[folder, stamp] = known
-        return known, stamp
+        if (folder, stamp) not in self._digests:
+            self._digests[folder, stamp] = weights_digest(folder)
+        return self._digests[folder, stamp], stamp
 
 
 def _inside(root: Path, path: str) -> Path:
     """Return the folder `path` below `root`, links resolved. Raises WeightsRefusedError if it is outside `root`."""
     relative = PurePosixPath(path)
-    if (
-        not path
-        or "\0" in path
-        or relative.is_absolute()
-        or PureWindowsPath(path).drive
-        or "\\" in path
-        or ".." in relative.parts
-    ):
+    is_outside = relative.is_absolute() or PureWindowsPath(path).drive or ".." in relative.parts
+    if is_outside or not path or "\0" in path or "\\" in path:
         raise WeightsRefusedError(f"a checkpoint's path must be relative to its root and stay inside it, got {path!r}")
     try:
         folder = (root / relative).resolve()

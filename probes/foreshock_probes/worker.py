@@ -95,13 +95,13 @@ class Worker:
             if self._stopping():
                 return None
             lease = self._client.take(
-                self._settings.worker_name,
-                self._offers.accelerator,
-                self._offers.device_name,
-                self._offers.requirements,
                 wait,
-                tuple(self._offers.environments),
-                self._offers.exact_pairs,
+                worker=self._settings.worker_name,
+                accelerator=self._offers.accelerator,
+                device_name=self._offers.device_name[:200],
+                scorers=self._offers.requirements,
+                environments=list(self._offers.environments),
+                exact_pairs=self._offers.exact_pairs,
             )
             self._backoff.reset()
             return lease
@@ -146,7 +146,7 @@ class Worker:
         with heartbeat:
             try:
                 leased.run()
-                call_service(lambda: self._client.complete(lease), abandoned, self._console)
+                leased.call("POST", "complete", json_body={"token": lease.token})
                 self._console.log(f"job {job.id}: done")
             except LeaseLostError:
                 self._console.log(f"job {job.id}: dropped, lease lost")

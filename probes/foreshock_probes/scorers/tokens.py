@@ -139,54 +139,37 @@ def compose(
     batch_tokens: int | None = None,
     *,
     packed: bool = False,
+    by_length: bool = False,
 ) -> Composition:
     """Group rows of `lengths` tokens into batches of at most `batch_size` rows, in their own order.
 
     With `batch_tokens`, a batch also has at most that many tokens, padding included; a longer row is a batch by itself.
-    `packed`: the rows of a batch have no padding. The variant of the noise floor sorts rows by length, longest first,
-    and uses a quarter of the batch size (eight rows if the batch size is 1), so that both the neighbours and the
-    padding of a row change. Raises UnsupportedScoreError for another variant.
+    `packed`: the rows of a batch have no padding. `by_length`: rows of similar length, so that at most 5 % of a batch
+    is padding. Raises UnsupportedScoreError for an unknown variant.
+
+    The variant of the noise floor changes neighbours and padding: the rows are sorted by length, longest first (of
+    batches by length: shortest first), in batches of a quarter of the size (of batches by length: of the largest one);
+    where that is one row, of up to eight rows of any length.
     """
-    _check_variant(variant)
-    order, name = np.arange(lengths.size, dtype=np.int64), "in order"
+    if variant not in VARIANTS:
+        raise UnsupportedScoreError(f"unknown variant {variant!r}; variants: {', '.join(map(repr, VARIANTS))}")
+    most = math.inf if batch_tokens is None else batch_tokens
+    falling = np.argsort(-lengths, kind="stable").astype(np.int64)
+    order, name, most_padding = np.arange(lengths.size, dtype=np.int64), "in order", 1.0
+    if by_length:
+        order, name, most_padding = falling, "by length", MOST_PADDING
+    rows = batch_size
     if variant == NOISE_FLOOR_VARIANT:
-        order, name = np.argsort(-lengths, kind="stable").astype(np.int64), "by length"
-        batch_size = 8 if batch_size == 1 else max(1, batch_size // 4)
-    bounds = f"{batch_size} rows" if batch_tokens is None else f"up to {batch_size} rows or {batch_tokens} tokens"
-    batches = _cut(order, lengths, batch_size, math.inf if batch_tokens is None else batch_tokens, 1.0, packed)
-    return _named(f"{bounds} {name}", padding, batches)
-
-
-def compose_by_length(
-    lengths: NDArray[np.int64],
-    batch_size: int,
-    batch_tokens: int,
-    variant: str,
-    padding: str = "",
-    *,
-    packed: bool = False,
-) -> Composition:
-    """Group rows of similar length: at most `batch_size` rows and `batch_tokens` tokens, at most 5 % of them padding.
-
-    A row longer than `batch_tokens` is a batch of its own. `packed`: the rows of a batch have no padding. The variant
-    of the noise floor starts with the shortest row and uses a quarter of the rows of the largest plain batch, so that
-    neighbours and padding change; if every batch has one row, it uses up to eight rows of any length. Raises
-    UnsupportedScoreError for another variant.
-    """
-    _check_variant(variant)
-    order = np.argsort(-lengths, kind="stable").astype(np.int64)
-    batches = _cut(order, lengths, batch_size, batch_tokens, MOST_PADDING, packed)
-    name = f"by length, up to {batch_size} rows or {batch_tokens} tokens"
-    if variant == NOISE_FLOOR_VARIANT:
-        largest = max((batch.size for batch in batches), default=1)
-        rows, most_padding = (8, 1.0) if largest == 1 else (max(1, largest // 4), MOST_PADDING)
-        batches = _cut(order[::-1], lengths, rows, batch_tokens, most_padding, packed)
-        name = f"by length from the shortest, up to {rows} rows or {batch_tokens} tokens"
-    return _named(name, padding, batches)
-
-
-def _named(name: str, padding: str, batches: tuple[NDArray[np.int64], ...]) -> Composition:
-    return Composition(name=f"{name}, {padding}" if padding else name, batches=batches)
+        order, name = falling, "by length"
+        if by_length:
+            plain = _cut(falling, lengths, rows, most, most_padding, packed)
+            rows = max((batch.size for batch in plain), default=1)
+            order, name = falling[::-1], "by length from the shortest"
+        rows, most_padding = (8, 1.0) if rows == 1 else (max(1, rows // 4), most_padding)
+    batches = _cut(order, lengths, rows, most, most_padding, packed)
+    bounds = f"{rows} rows" if batch_tokens is None else f"up to {rows} rows or {batch_tokens} tokens"
+    described = f"{name}, {bounds}" if by_length else f"{bounds} {name}"
+    return Composition(name=f"{described}, {padding}" if padding else described, batches=batches)
 
 
 def _cut(
@@ -209,8 +192,3 @@ def _cut(
             start, real, wide = index, 0, length
         real, width = real + length, wide
     return tuple(part.copy() for part in np.split(order, cuts) if part.size)
-
-
-def _check_variant(variant: str) -> None:
-    if variant not in VARIANTS:
-        raise UnsupportedScoreError(f"unknown variant {variant!r}; variants: {', '.join(map(repr, VARIANTS))}")

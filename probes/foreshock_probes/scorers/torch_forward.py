@@ -39,7 +39,7 @@ from foreshock_probes.scorers.request import (
     score_fingerprint,
 )
 from foreshock_probes.scorers.sampling import LoggedDistribution, Truncation, logged_distribution
-from foreshock_probes.scorers.tokens import Composition, check_tokens, compose, compose_by_length, sequence_lengths
+from foreshock_probes.scorers.tokens import Composition, check_tokens, compose, sequence_lengths
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 _ONE_DTYPE: dict[str, Dtype] = {"torch.bfloat16": "bfloat16", "torch.float32": "float32"}
@@ -187,10 +187,8 @@ def plan_of(request: ScoreRequest, options: ForwardOptions) -> Composition:
     """Return the batches of the request's rollouts."""
     lengths, packed = sequence_lengths(request.rollouts), options.padding == "none"
     padding = "packed without padding" if packed else f"padded {options.padding}"
-    rows, tokens, variant = options.batch_size, options.batch_tokens, request.variant
-    if options.batching == "in_order":
-        return compose(lengths, rows, variant, padding, tokens, packed=packed)
-    return compose_by_length(lengths, rows, tokens, variant, padding, packed=packed)
+    rows, tokens, by_length = options.batch_size, options.batch_tokens, options.batching == "by_length"
+    return compose(lengths, rows, request.variant, padding, tokens, packed=packed, by_length=by_length)
 
 
 def score_batch(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from foreshock.scorers import NOISE_FLOOR_VARIANT, VARIANTS
 from foreshock_probes.scorers.request import UnsupportedScoreError
-from foreshock_probes.scorers.tokens import MOST_PADDING, compose, compose_by_length
+from foreshock_probes.scorers.tokens import MOST_PADDING, compose
 
 
 def test_rows_keep_their_order_and_fill_batches() -> None:
@@ -38,8 +38,8 @@ def test_batch_without_padding_has_room_for_more_rows() -> None:
     lengths = np.array([10, 1, 1, 10])
     assert len(compose(lengths, 9, "", "", 22).batches) == 2
     assert len(compose(lengths, 9, "", "", 22, packed=True).batches) == 1
-    assert len(compose_by_length(lengths, 9, 22, "").batches) == 2
-    assert len(compose_by_length(lengths, 9, 22, "", packed=True).batches) == 1
+    assert len(compose(lengths, 9, "", "", 22, by_length=True).batches) == 2
+    assert len(compose(lengths, 9, "", "", 22, by_length=True, packed=True).batches) == 1
 
 
 def test_rebatched_sorts_by_length_and_takes_smaller_batches() -> None:
@@ -66,10 +66,10 @@ def test_batches_by_length_hold_every_row_once_within_their_bounds(
     lengths: list[int], batch_size: int, batch_tokens: int, variant: str
 ) -> None:
     of_rows = np.array(lengths, dtype=np.int64)
-    plan = compose_by_length(of_rows, batch_size, batch_tokens, variant)
+    plan = compose(of_rows, batch_size, variant, "", batch_tokens, by_length=True)
     rows = [row for batch in plan.batches for row in batch.tolist()]
     assert sorted(rows) == list(range(len(lengths)))
-    plain = compose_by_length(of_rows, batch_size, batch_tokens, "")
+    plain = compose(of_rows, batch_size, "", "", batch_tokens, by_length=True)
     for batch in plain.batches:
         padded = int(of_rows[batch].max()) * batch.size
         assert batch.size <= batch_size
@@ -79,7 +79,7 @@ def test_batches_by_length_hold_every_row_once_within_their_bounds(
 
 def test_noise_floor_of_batches_by_length_has_other_neighbours_and_other_padding() -> None:
     lengths = np.arange(100, 108)
-    plain, rebatched = (compose_by_length(lengths, 128, 10_000, variant) for variant in VARIANTS)
+    plain, rebatched = (compose(lengths, 128, variant, "", 10_000, by_length=True) for variant in VARIANTS)
     assert [batch.tolist() for batch in plain.batches] == [[7, 6, 5, 4, 3, 2, 1, 0]]
     assert [batch.tolist() for batch in rebatched.batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert plain.name != rebatched.name
@@ -87,5 +87,5 @@ def test_noise_floor_of_batches_by_length_has_other_neighbours_and_other_padding
 
 def test_noise_floor_groups_rows_that_each_fill_a_batch() -> None:
     lengths = np.array([10, 100, 1000])
-    assert len(compose_by_length(lengths, 128, 5000, "").batches) == 3
-    assert len(compose_by_length(lengths, 128, 5000, NOISE_FLOOR_VARIANT).batches) == 1
+    assert len(compose(lengths, 128, "", "", 5000, by_length=True).batches) == 3
+    assert len(compose(lengths, 128, NOISE_FLOOR_VARIANT, "", 5000, by_length=True).batches) == 1
