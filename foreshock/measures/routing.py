@@ -125,67 +125,55 @@ def measure_routing(
     known = (target != UNKNOWN_EXPERT).all(axis=(1, 2)) & (behaviour != UNKNOWN_EXPERT).all(axis=(1, 2))
     valid = np.isfinite(d) & known
     keep = generated & valid
-    clusters = clusters_of(group_names(group_ids, cuts.size - 1))
-    means = _Means(cuts, clusters)
-    common = _common_experts(target, behaviour)
-    return _measured(means, common, target.shape[2], numbers, d, keep, int(np.count_nonzero(generated & ~valid)))
-
-
-def _measured(
-    means: _Means, common: NDArray[np.int16], top_k: int, numbers: list[int], d: Float64, keep: Booleans, excluded: int
-) -> RoutingMeasures:
-    differs: Booleans = common < top_k  # [T, L]
-    any_difference = np.asarray(differs.any(axis=1), np.bool_)
-    first = np.where(any_difference, differs.argmax(axis=1), -1)
-    k3 = np.zeros_like(d)
-    k3[keep] = k3_kl(d[keep])
-    size = np.zeros_like(d)
-    size[keep] = np.abs(d[keep])
-    agreement = means.of(differs.T, keep)
-    overlap = means.of(((top_k - column) / top_k for column in common.T), keep)
-    first_differences = means.of((first == index for index in range(len(numbers))), keep)
-    everything, agreeing, differing = (
-        means.tokens(size, k3, keep & chosen) for chosen in (keep, ~any_difference, any_difference)
-    )
+    means = _Means(cuts, clusters_of(group_names(group_ids, cuts.size - 1)), keep)
+    top_k, common = target.shape[2], _common_experts(target, behaviour)
+    differs = common < top_k  # [T, L]
+    differing = differs.any(axis=1)
+    first = np.where(differing, differs.argmax(axis=1), -1)
+    k3, size = np.zeros_like(d), np.zeros_like(d)
+    k3[keep], size[keep] = k3_kl(d[keep]), np.abs(d[keep])
+    agreement = means.of(differs.T)
+    overlap = means.of((top_k - column) / top_k for column in common.T)
+    first_differences = means.of(first == index for index in range(len(numbers)))
+    everything = means.tokens(size, k3, keep)
     return RoutingMeasures(
         top_k=top_k,
         layers=tuple(
             LayerRouting(number, _complement(agreement[index]), _complement(overlap[index]), _share(of_first))
             for index, (number, of_first) in enumerate(zip(numbers, first_differences, strict=True))
         ),
-        any_difference=_share(means.of([any_difference], keep)[0]),
-        k3_share=_share(means.ratio(k3 * any_difference, k3)),
+        any_difference=_share(means.of([differing])[0]),
+        k3_share=_share(means.ratios([k3 * differing], k3)[0]),
         all_tokens=everything,
-        agreeing=agreeing,
-        differing=differing,
+        agreeing=means.tokens(size, k3, keep & ~differing),
+        differing=means.tokens(size, k3, keep & differing),
         groups=everything.k3_kl.clusters,
-        excluded=excluded,
+        excluded=int(np.count_nonzero(generated & ~valid)),
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Means:
-    """Token means with intervals by prompt group, from values of single tokens that are never negative."""
+    """Means over the tokens to `keep` of values that are never negative, with intervals by prompt group."""
 
-    def __init__(self, offsets: NDArray[np.int64], clusters: NDArray[np.int64]) -> None:
-        self._offsets = offsets
-        self._clusters = clusters
+    offsets: NDArray[np.int64]
+    clusters: NDArray[np.int64]
+    keep: Booleans
 
-    def of(self, columns: Iterable[ArrayLike], keep: Booleans) -> tuple[Interval, ...]:
-        """Return the mean of each column [T] over the tokens to `keep`."""
-        sums = np.stack([self._sums(np.where(keep, column, 0.0)) for column in columns], axis=1)
-        return nonnegative_intervals(sums, self._sums(keep), self._clusters)
+    def of(self, columns: Iterable[ArrayLike]) -> tuple[Interval, ...]:
+        """Return the mean of each column [T]."""
+        return self.ratios([np.where(self.keep, column, 0.0) for column in columns], self.keep)
 
-    def ratio(self, part: Float64, whole: Float64) -> Interval:
-        """Return Σ part / Σ whole, both [T]."""
-        return nonnegative_intervals(self._sums(part)[:, None], self._sums(whole), self._clusters)[0]
+    def ratios(self, parts: Iterable[Float64], whole: NDArray[Any]) -> tuple[Interval, ...]:
+        """Return Σ part / Σ whole of each part, all [T]."""
+        sums = np.stack([row_sums(part, self.offsets) for part in parts], axis=1)
+        return nonnegative_intervals(sums, row_sums(whole, self.offsets), self.clusters)
 
-    def tokens(self, size: Float64, k3: Float64, keep: Booleans) -> RoutedTokens:
-        """Return the mismatch of the tokens to `keep`; `size` is |d|."""
-        of_rollouts = self._sums(keep)
-        return RoutedTokens(int(of_rollouts.sum()), int(np.count_nonzero(of_rollouts)), *self.of([k3, size], keep))
-
-    def _sums(self, values: NDArray[Any]) -> Float64:
-        return row_sums(values, self._offsets)
+    def tokens(self, size: Float64, k3: Float64, chosen: Booleans) -> RoutedTokens:
+        """Return the mismatch of the chosen tokens; `size` is |d|."""
+        of_rollouts = row_sums(chosen, self.offsets)
+        means = self.ratios([np.where(chosen, k3, 0.0), np.where(chosen, size, 0.0)], chosen)
+        return RoutedTokens(int(of_rollouts.sum()), int(np.count_nonzero(of_rollouts)), *means)
 
 
 def _experts_of(column: str, value: ArrayLike, tokens: int) -> NDArray[np.integer]:

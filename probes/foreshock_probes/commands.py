@@ -64,7 +64,7 @@ class WorkerCommand:
                 placement = RayPlacement(
                     arguments.workers, arguments.accelerator_type, arguments.gpus_per_worker, arguments.cpus_per_worker
                 )
-                worker = RayWorkers(settings, placement, scorers)
+                worker = RayWorkers(settings, console, placement, scorers)
             elif arguments.workers != 1 or arguments.accelerator_type is not None:
                 raise ConfigurationError("--workers and --accelerator-type are options of --ray")
             else:
@@ -77,12 +77,8 @@ class WorkerCommand:
             worker.stop(signal.Signals(number).name)
 
         earlier = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        failed = 0
         try:
-            if isinstance(worker, RayWorkers):
-                failed = worker.run(console.log, once=arguments.once, until_idle_seconds=arguments.until_idle)
-            else:
-                worker.run(once=arguments.once, until_idle_seconds=arguments.until_idle)
+            failed = worker.run(once=arguments.once, until_idle_seconds=arguments.until_idle)
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)

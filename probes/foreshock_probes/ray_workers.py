@@ -7,7 +7,6 @@ another node; the service gives its job to the next worker that asks after the l
 import math
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +79,9 @@ class RayWorkers:
     Raises ConfigurationError if Ray is not installed or its cluster does not answer.
     """
 
-    def __init__(self, settings: WorkerSettings, placement: RayPlacement, scorers: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, settings: WorkerSettings, console: WorkerConsole, placement: RayPlacement, scorers: tuple[str, ...] | None
+    ) -> None:
         try:
             import ray
         except ImportError as error:
@@ -94,9 +95,7 @@ class RayWorkers:
                 raise ConfigurationError(
                     f"no Ray cluster answers: {error}; check RAY_ADDRESS; set RAY_AUTH_MODE=token if it wants a token"
                 ) from error
-        self._settings = settings
-        self._placement = placement
-        self._scorers = scorers
+        self._settings, self._placement, self._scorers, self._log = settings, placement, scorers, console.log
         self._actors: list[Any] = []
         self._stops: list[str] = []
 
@@ -104,9 +103,9 @@ class RayWorkers:
         """Stop every worker; a second call ends their jobs at once. Safe to call from a signal handler."""
         self._stops.append(reason)
 
-    def run(self, log: Callable[[str], None], *, once: bool = False, until_idle_seconds: float | None = None) -> int:
+    def run(self, *, once: bool = False, until_idle_seconds: float | None = None) -> int:
         """Start the workers, wait until all have ended, and return the number of those that failed."""
-        self._log_placement(log)
+        self._log_placement()
         actor = self._ray.remote(WorkerActor).options(**self._placement.options())
         for number in range(self._placement.workers):
             settings = self._settings.model_copy(update={"worker_name": f"{self._settings.worker_name}-{number}"})
@@ -117,7 +116,7 @@ class RayWorkers:
             while running and time.monotonic() < end:
                 ended, _ = self._ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
                 for reference in ended:
-                    failed += self._has_failed(reference, running.pop(reference), log)
+                    failed += self._has_failed(reference, running.pop(reference))
                 while told < len(self._stops):
                     for each in self._actors:
                         each.stop.remote(self._stops[told])
@@ -129,20 +128,20 @@ class RayWorkers:
                 self._ray.kill(each)
         return failed
 
-    def _has_failed(self, reference: Any, number: int, log: Callable[[str], None]) -> bool:
+    def _has_failed(self, reference: Any, number: int) -> bool:
         try:
             self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            log(f"worker {number} failed: {error}")
+            self._log(f"worker {number} failed: {error}")
             return True
-        log(f"worker {number} has ended")
+        self._log(f"worker {number} has ended")
         return False
 
-    def _log_placement(self, log: Callable[[str], None]) -> None:
+    def _log_placement(self) -> None:
         wanted, available = self._placement.accelerator_type, self._ray.cluster_resources()
-        log(f"starting {self._placement.workers} workers on Ray, each with {self._placement.options()}")
+        self._log(f"starting {self._placement.workers} workers on Ray, each with {self._placement.options()}")
         if wanted is not None and f"accelerator_type:{wanted}" not in available:
             prefix = "accelerator_type:"
             known = sorted(name.removeprefix(prefix) for name in available if name.startswith(prefix))
             has = ", ".join(known) or "none"
-            log(f"the cluster has no accelerator of type {wanted} (it has: {has}): the workers wait for one")
+            self._log(f"the cluster has no accelerator of type {wanted} (it has: {has}): the workers wait for one")

@@ -66,8 +66,11 @@ class Worker:
         if self._is_waiting_for_job and not again:
             threading.Thread(target=self._interrupt, daemon=True).start()
 
-    def run(self, *, once: bool = False, until_idle_seconds: float | None = None) -> None:
-        """Work until stopped; with `once`, for one job; with `until_idle_seconds`, until no job came for that long."""
+    def run(self, *, once: bool = False, until_idle_seconds: float | None = None) -> int:
+        """Work until stopped; with `once`, for one job; with `until_idle_seconds`, until no job came for that long.
+
+        The return value 0 is the number of workers that failed.
+        """
         self._log_settings()
         with closing(self._client), work_folder() as folder:
             idle_since = time.monotonic()
@@ -84,6 +87,7 @@ class Worker:
                     break
         if self._stop_reason is not None:
             self._console.log(f"stopped ({self._stop_reason})")
+        return 0
 
     def _next_lease(self, idle_since: float, until_idle_seconds: float | None) -> LeaseRecord | None:
         """Return a lease on the next job, None if there is none now. Retries without limit if the service is down."""

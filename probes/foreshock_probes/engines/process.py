@@ -149,8 +149,6 @@ def run_tasks(
     start, tokens = time.monotonic(), 0
     for (engine, _), group in itertools.groupby(tasks, key=_shared_by):
         part = list(group)
-        for task in part:
-            Path(task.result).unlink(missing_ok=True)
         with _process(engine, part, folder, environment) as process:
             tokens = process.wait(tokens, silence_seconds, report, abandoned)
             seconds += process.outcome().seconds
@@ -186,7 +184,7 @@ def _process(
 ) -> Iterator[_EngineProcess]:
     """Start a process for the tasks; it and its children are killed at the end of the context."""
     variables = process_variables(environment)
-    for name in (OUTCOME, PROGRESS):
+    for name in (OUTCOME, PROGRESS, *(task.result for task in tasks)):
         (folder / name).unlink(missing_ok=True)
     (folder / JOB).write_bytes(TASKS.dump_json(list(tasks)))
     log = folder / f"{engine}.log"
@@ -205,43 +203,42 @@ def _process(
         # The group may outlive its leader: an engine may have workers of its own.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(started.pid, signal.SIGKILL)
-        started.wait()
-        assert started.stdin is not None
-        started.stdin.close()
+        started.communicate()
 
 
+@dataclass(frozen=True, slots=True)
 class _EngineProcess:
     """A running process and its files."""
 
-    def __init__(self, engine: str, process: subprocess.Popen[bytes], folder: Path, log: Path) -> None:
-        self._engine, self._process, self._folder, self._log = engine, process, folder, log
+    engine: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+    log: Path
 
     def wait(self, before: int, silence_seconds: float, report: Report, abandoned: Callable[[], bool]) -> int:
         """Wait for the end of the process and return the tokens done, with those of earlier processes (`before`)."""
-        progress = self._folder / PROGRESS
+        progress = self.folder / PROGRESS
         tokens, changed_ns, last_change = before, 0, time.monotonic()
-        while True:
+        while self.process.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_POLL_SECONDS)
+                self.process.wait(_POLL_SECONDS)
             with contextlib.suppress(OSError, ValueError):
                 tokens = before + int(progress.read_text("ascii"))
                 if progress.stat().st_mtime_ns != changed_ns:
                     changed_ns, last_change = progress.stat().st_mtime_ns, time.monotonic()
                     report(tokens)
-            if self._process.returncode is not None:
-                break
-            if abandoned():
-                raise JobAbandonedError(f"{self._engine} was ended because its job was abandoned")
-            if time.monotonic() - last_change > silence_seconds:
+            if self.process.returncode is None and abandoned():
+                raise JobAbandonedError(f"{self.engine} was ended because its job was abandoned")
+            if self.process.returncode is None and time.monotonic() - last_change > silence_seconds:
                 raise self.error(f"was ended: no progress for {silence_seconds:g} s")
-        if self._process.returncode != 0:
-            raise self.error(_how_it_ended(self._process.returncode))
+        if self.process.returncode != 0:
+            raise self.error(_how_it_ended(self.process.returncode))
         return tokens
 
     def outcome(self) -> Outcome:
         """Return the outcome of the process that has ended. Raises EngineError if a task failed."""
         try:
-            found = Outcome.model_validate_json((self._folder / OUTCOME).read_bytes())
+            found = Outcome.model_validate_json((self.folder / OUTCOME).read_bytes())
         except (OSError, ValueError) as error:
             raise self.error(f"left no readable {OUTCOME} ({error})") from error
         if found.failure is not None:
@@ -249,18 +246,12 @@ class _EngineProcess:
         return found
 
     def error(self, what: str) -> EngineError:
-        """Return the error of a process that failed in an unexpected way."""
-        return EngineError(f"the process of {self._engine} {what}; the end of its log:\n{self._log_tail()}", "retry")
-
-    def _log_tail(self) -> str:
-        try:
-            with self._log.open("rb") as log:
-                log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except OSError:
-            return ""
-        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-        return "\n".join(line[:400] for line in lines[-_LOG_TAIL_LINES:])
+        """Return the error of a process that failed in an unexpected way, with the last lines of its log."""
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
+            lines = [line.rstrip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+        tail = "\n".join(line[:400] for line in lines[-_LOG_TAIL_LINES:])
+        return EngineError(f"the process of {self.engine} {what}; the end of its log:\n{tail}", "retry")
 
 
 def _how_it_ended(status: int) -> str:

@@ -8,7 +8,6 @@ hardware.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,17 +168,15 @@ def score_with_server(
     request: ScoreRequest,
     server: Server,
     held: HeldModel,
-    log_probs_of: Callable[[float], LogProbsOf],
+    log_probs_of: LogProbsOf,
     report: Report,
     *,
     any_temperature: bool = False,
 ) -> Scored:
     """Score the request's rollouts with the server, which holds `held`.
 
-    `log_probs_of(temperature)(sequences, firsts)` asks the server and returns the log-probs of the tokens of each
-    sequence from its position `first` ≥ 1 on, of the logits divided by `temperature`. Raises UnsupportedScoreError if
-    the run's log-probs are of a truncated distribution or, without `any_temperature`, of a processed one: servers
-    return raw log-probs for prompts.
+    Raises UnsupportedScoreError if the run's log-probs are of a truncated distribution or, without `any_temperature`,
+    of a processed one: servers return raw log-probs for prompts.
     """
     try:
         options = parse_options(ServerOptions, request)
@@ -224,7 +221,7 @@ def score_with_vllm(request: ScoreRequest, warm: WarmModel, report: Report) -> S
     with Server("vllm") as server:
         held = _model_of_vllm(server, request)
 
-        def log_probs_of(sequences: list[NDArray[np.int32]], firsts: list[int]) -> list[NDArray[np.float64]]:
+        def log_probs_of(_: float, sequences: list[NDArray[np.int32]], firsts: list[int]) -> list[NDArray[np.float64]]:
             body = {
                 "model": held.name,
                 "prompt": [each.tolist() for each in sequences],
@@ -243,7 +240,7 @@ def score_with_vllm(request: ScoreRequest, warm: WarmModel, report: Report) -> S
                 for index, (tokens, first) in enumerate(zip(sequences, firsts, strict=True))
             ]
 
-        return score_with_server(request, server, held, lambda _: log_probs_of, report)
+        return score_with_server(request, server, held, log_probs_of, report)
 
 
 def _model_of_vllm(server: Server, request: ScoreRequest) -> HeldModel:

@@ -61,18 +61,19 @@ def logged_distribution(
     greedy log-probs.
     """
     ones, zeros = np.ones(rollouts.num_rollouts), np.zeros(rollouts.num_rollouts)
-    plain = LoggedDistribution(ones, ones, zeros.astype(np.int64), zeros)
-    if override is not None:
-        return LoggedDistribution(ones * override, plain.top_p, plain.top_k, plain.min_p)
-    if rollouts.attributes.logprobs_mode != "processed_logprobs":
+    plain = LoggedDistribution(ones * (override or 1.0), ones, zeros.astype(np.int64), zeros)
+    if override is not None or rollouts.attributes.logprobs_mode != "processed_logprobs":
         return plain
     temperature = _per_rollout(rollouts, "temperature", 1.0)
     top_p, min_p = _per_rollout(rollouts, "top_p", 1.0), _per_rollout(rollouts, "min_p", 0.0)
     top_k = np.maximum(_per_rollout(rollouts, "top_k", -1), 0).astype(np.int64)
-    if truncation == "refuse":
-        _refuse("top_p", top_p < 1.0)
-        _refuse("top_k", top_k > 0)
-        _refuse("min_p", min_p > 0.0)
+    for name, cut in (("top_p", top_p < 1.0), ("top_k", top_k > 0), ("min_p", min_p > 0.0)):
+        if truncation == "refuse" and cut.any():
+            raise UnsupportedScoreError(
+                f"rollout {int(np.flatnonzero(cut)[0])} was sampled with {name} and processed log-probs: the logged "
+                "distribution is truncated and renormalised, which trainers do not do; set the scorer's option "
+                "truncation to apply or ignore, or log raw log-probs (vLLM: logprobs_mode='raw_logprobs')"
+            )
     if not np.all(temperature > 0):
         raise UnsupportedScoreError(
             f"rollout {int(np.flatnonzero(~(temperature > 0))[0])} was sampled greedily (temperature 0) with processed "
@@ -106,12 +107,3 @@ def _per_rollout(rollouts: RolloutBatch, name: str, default: float) -> NDArray[n
         return np.full(rollouts.num_rollouts, fallback, dtype=np.float64)
     values = np.asarray(column, dtype=np.float64)
     return np.where(np.isnan(values), fallback, values)
-
-
-def _refuse(name: str, cut: NDArray[np.bool_]) -> None:
-    if cut.any():
-        raise UnsupportedScoreError(
-            f"rollout {int(np.flatnonzero(cut)[0])} was sampled with {name} and processed log-probs: the logged "
-            "distribution is truncated and renormalised, which trainers do not do; set the scorer's option truncation "
-            "to apply or ignore, or log raw log-probs (vLLM: logprobs_mode='raw_logprobs')"
-        )

@@ -12,7 +12,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def score_prompts(
     """Score by prefill; call `keep` with the answer to each sequence. `asked`: further parameters of `/generate`."""
     size = vocabulary_size(request.weights_folder)
 
-    def log_probs_of(sequences: list[NDArray[np.int32]], firsts: list[int]) -> Iterator[NDArray[np.float64]]:
+    def log_probs_of(_: float, sequences: list[NDArray[np.int32]], firsts: list[int]) -> Iterator[NDArray[np.float64]]:
         body = {
             "input_ids": [each.tolist() for each in sequences],
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
@@ -58,7 +58,7 @@ def score_prompts(
             keep(answer)
             yield _prompt_log_probs(tokens.tolist(), value_of(answer, "meta_info", "input_token_logprobs"), first, size)
 
-    return score_with_server(request, server, held, lambda _: log_probs_of, report)
+    return score_with_server(request, server, held, log_probs_of, report)
 
 
 def score_decode(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
@@ -88,10 +88,7 @@ def score_decode(request: ScoreRequest, warm: WarmModel, report: Report) -> Scor
             answers = _generate(server, body)
             return [_forced_log_probs(tokens, answer) for tokens, answer in zip(forced, answers, strict=True)]
 
-        return score_with_server(
-            request, server, held, lambda temperature: partial(log_probs_of, temperature), report,
-            any_temperature=True,
-        )  # fmt: skip
+        return score_with_server(request, server, held, log_probs_of, report, any_temperature=True)
 
 
 def _generate(server: Server, body: dict[str, Any]) -> list[Any]:

@@ -31,8 +31,8 @@ def sequences(rollouts: RolloutBatch, rows: NDArray[np.int64]) -> list[NDArray[n
     return [sequence(rollouts, int(row)) for row in rows]
 
 
-LogProbsOf = Callable[[list[NDArray[np.int32]], list[int]], Iterable[NDArray[np.float64]]]
-"""A function that returns the log-probs of each sequence's tokens from its position `first` ≥ 1 on."""
+LogProbsOf = Callable[[float, list[NDArray[np.int32]], list[int]], Iterable[NDArray[np.float64]]]
+"""Returns, at a temperature, the log-probs of each sequence's tokens from its position `first` ≥ 1 on."""
 
 
 def score_by_temperature(
@@ -40,7 +40,7 @@ def score_by_temperature(
     batches: Iterable[NDArray[np.int64]],
     temperature: NDArray[np.float64],
     is_scored: NDArray[np.bool_],
-    log_probs_of: Callable[[float], LogProbsOf],
+    log_probs_of: LogProbsOf,
     report: Report,
 ) -> NDArray[np.float32]:
     """Return the log-probs [T] of the responses. Of each batch, the rows of one `temperature` [N] are scored together.
@@ -53,8 +53,9 @@ def score_by_temperature(
     for rows in batches:
         for value in np.unique(temperature[rows]):
             chosen = rows[(temperature[rows] == value) & is_scored[rows]]
-            ask = log_probs_of(float(value))
-            found = ask(sequences(rollouts, chosen), prompts[chosen].tolist()) if chosen.size else ()
+            if not chosen.size:
+                continue
+            found = log_probs_of(float(value), sequences(rollouts, chosen), prompts[chosen].tolist())
             for row, values in zip(chosen.tolist(), found, strict=True):
                 stop = int(rollouts.response_offsets[row + 1])
                 log_probs[stop - values.size : stop] = values

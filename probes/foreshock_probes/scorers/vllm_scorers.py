@@ -13,7 +13,6 @@ loaded by vLLM itself. Multimodal prompts, and log-probs under top-p, top-k or m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, WarmModel, parse_options
-from foreshock_probes.scorers.tokens import LogProbsOf, compose, score_by_temperature, sequence, sequence_lengths
+from foreshock_probes.scorers.tokens import compose, score_by_temperature, sequence, sequence_lengths
 from foreshock_probes.scorers.vllm_engine import Prepared, VllmEngine, VllmOptions, prepare_engine
 
 if TYPE_CHECKING:
@@ -53,11 +52,11 @@ def _score(
     prepared = prepare_engine(request, options, warm)
     plan = compose(sequence_lengths(rollouts), options.batch_size, request.variant)
 
-    def at_temperature(temperature: float) -> LogProbsOf:
+    def ask(temperature: float, tokens: list[NDArray[np.int32]], firsts: list[int]) -> Iterable[NDArray[np.float64]]:
         prepared.engine.divide_logits_by(temperature)
-        return partial(log_probs_of, prepared.engine)
+        return log_probs_of(prepared.engine, tokens, firsts)
 
-    log_probs = score_by_temperature(rollouts, plan.batches, prepared.divisor, scored, at_temperature, report)
+    log_probs = score_by_temperature(rollouts, plan.batches, prepared.divisor, scored, ask, report)
     return Scored(log_probs=log_probs, fingerprint=prepared.fingerprint(request, options, plan.name))
 
 
