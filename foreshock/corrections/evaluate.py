@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,22 +125,20 @@ class _Parts:
 
     # Infinite ratios give infinite figures; infinities of both signs give NaN.
     @np.errstate(over="ignore", invalid="ignore")
-    def distortions(self, correction: Correction, cap: float, touched: Booleans) -> tuple[float, float]:
-        """Return E|w − ρ|, and E[(w − ρ)·A] over those with an advantage, NaN if there are none."""
+    def distortions(self, correction: Correction, cap: float, touched: Booleans) -> dict[str, Any]:
+        """Return E|w − ρ|, E|1 − ρ|, and E[(w − ρ)·A] over those with an advantage, NaN if there are none."""
         keeps_ratio, truncated = correction.weight == "ρ", correction.effect == "truncated"
         # Beyond the threshold w is 0, or the cap C, which is below ρ.
         off = self.above - (cap - 1.0) * self.count if truncated else self.above + self.count
         signed = (cap - 1.0) * self.advantage if truncated else -self.advantage
         within = np.zeros_like(off) if keeps_ratio else np.abs(self.above)
         of_advantage = np.zeros_like(off) if keeps_ratio else -self.advantage_above
-        total = float(np.where(touched, off, within).sum()) / self.count.sum()
         products = np.where(touched, signed - self.advantage_above, of_advantage)
-        return total, float(products.sum() + 0.0) / self.advantages if self.advantages else math.nan
-
-    def uncorrected_distortion(self) -> float:
-        """Return E|1 − ρ|."""
-        with np.errstate(over="ignore"):
-            return float(np.abs(self.above).sum() / self.count.sum())
+        return {
+            "distortion": float(np.where(touched, off, within).sum()) / self.count.sum(),
+            "uncorrected_distortion": float(np.abs(self.above).sum() / self.count.sum()),
+            "advantage_distortion": float(products.sum() + 0.0) / self.advantages if self.advantages else math.nan,
+        }
 
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def moments(self, correction: Correction, cap: float, touched: Booleans) -> WeightMoments:
@@ -190,24 +189,18 @@ class Evaluator:
         """
         correction = correction_named(name)
         threshold = correction.usual[0] if threshold is None else correction.check(threshold)
-        missing = self._missing(correction)
+        missing = None
+        if not self._statistics.tokens:
+            missing = "no token has two finite log-probs"
+        elif correction.level == "sequence" and not self._sequences.count:
+            missing = "no rollout has two finite log-probs for each of its tokens"
         if missing:
             return Evaluation(correction, threshold, threshold, not_estimable=missing)
-        if correction.level == "token":
-            return self._of_tokens(correction, threshold)
-        return self._of_sequences(correction, threshold)
+        return (self._of_tokens if correction.level == "token" else self._of_sequences)(correction, threshold)
 
     def evaluate_usual(self) -> tuple[Evaluation, ...]:
         """Return every correction at each of its usual thresholds, in the order of the catalogue."""
         return tuple(self.evaluate(name, threshold) for name, each in CORRECTIONS.items() for threshold in each.usual)
-
-    def _missing(self, correction: Correction) -> str | None:
-        """Return the reason why a correction cannot be evaluated on these rollouts; None if it can."""
-        if not self._statistics.tokens:
-            return "no token has two finite log-probs"
-        if correction.level == "sequence" and not self._sequences.count:
-            return "no rollout has two finite log-probs for each of its tokens"
-        return None
 
     def _of_tokens(self, correction: Correction, threshold: Threshold) -> Evaluation:
         below, above = self._cut(-threshold.log_lower, BELOW), self._cut(threshold.log_upper, ABOVE)
@@ -224,7 +217,8 @@ class Evaluator:
             # From sums in log space, which are finite even if ρ² overflows.
             effective = self._statistics.token_weights.effective_fraction()
             weights = WeightMoments(weights.mean, weights.variance, effective)
-        distortion, advantage_distortion = parts.distortions(correction, cap, touched)
+        distortions = parts.distortions(correction, cap, touched)
+        note = f"tokens are counted at the nearest edge of a histogram: these figures are for {used}, not {threshold}"
         return Evaluation(
             correction,
             threshold,
@@ -233,12 +227,10 @@ class Evaluator:
             kept_sequences=mean((~hit).astype(np.float64)) if drops else 1.0,
             touched_tokens=beyond,
             weights=weights,
-            distortion=distortion,
-            uncorrected_distortion=parts.uncorrected_distortion(),
-            token_distortion=distortion,
-            advantage_distortion=advantage_distortion,
+            **distortions,
+            token_distortion=distortions["distortion"],
             affected=sequences.affected(hit),
-            notes=_notes(threshold, used),
+            notes=() if threshold == used else (note,),
         )
 
     def _cut(self, level: float, side: int) -> _Cut:
@@ -263,7 +255,6 @@ class Evaluator:
         logs = sequences.log_weights if correction.weight == "ρ" else np.zeros(touched.size)
         logs = (np.minimum(logs, upper) if correction.effect == "truncated" else logs)[~dropped]
         effective = LogWeights.of(logs).effective_fraction() * logs.size / touched.size
-        distortion, advantage_distortion = parts.distortions(correction, cap, touched)
         tokens, total = sequences.tokens, float(sequences.tokens.sum())
         above, of_tokens = sequences.columns["sum_ratio_minus_one"], math.nan
         if correction.weight == "1":
@@ -278,10 +269,8 @@ class Evaluator:
             kept_sequences=float((~dropped).sum() / dropped.size),
             touched_tokens=float(tokens[touched].sum() / total),
             weights=WeightMoments(weights.mean, weights.variance, effective),
-            distortion=distortion,
-            uncorrected_distortion=parts.uncorrected_distortion(),
+            **parts.distortions(correction, cap, touched),
             token_distortion=of_tokens,
-            advantage_distortion=advantage_distortion,
             affected=sequences.affected(touched),
             notes=sequences.notes(),
         )
@@ -325,9 +314,3 @@ def _used(asked: float | None, log_used: float) -> float | None:
         return None
     used = math.exp(log_used)
     return asked if math.isclose(used, asked, rel_tol=1e-9) else used
-
-
-def _notes(asked: Threshold, used: Threshold) -> tuple[str, ...]:
-    if asked == used:
-        return ()
-    return (f"tokens are counted at the nearest edge of a histogram: these figures are for {used}, not {asked}",)

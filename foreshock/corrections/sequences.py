@@ -29,16 +29,9 @@ def mean(values: Float64) -> float:
         return float(values.sum()) / values.size
 
 
-NO_SEQUENCES = PopulationRecord(
-    sequences=0,
-    reward_mean=math.nan,
-    advantage_mean=math.nan,
-    length_mean=math.nan,
-    turns_mean=math.nan,
-    lag_mean=math.nan,
-)
 # The columns of the summaries whose means a population holds.
 _POPULATION_COLUMNS = ("reward", "advantage", "length", "turns", "lag")
+NO_SEQUENCES = PopulationRecord(sequences=0, **{f"{name}_mean": math.nan for name in _POPULATION_COLUMNS})
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,23 +108,10 @@ class Sequences:
             groups_emptied=shares[1],
         )
 
-    @cached_property
-    def _all(self) -> PopulationRecord:
-        return self._means(slice(None), self.count)
-
     def _population(self, chosen: Booleans) -> PopulationRecord:
-        count = int(chosen.sum())
-        return self._all if count == self.count else self._means(chosen, count)
-
-    def _means(self, chosen: Booleans | slice, count: int) -> PopulationRecord:
-        if count == 0:
-            return NO_SEQUENCES
-        means = {f"{name}_mean": self._mean_of(name, chosen) for name in _POPULATION_COLUMNS}
-        return PopulationRecord(sequences=count, **means)
-
-    def _mean_of(self, name: str, chosen: Booleans | slice) -> float:
-        values = self.columns[name][chosen]
-        return mean(values[np.isfinite(values)])
+        columns = {name: self.columns[name][chosen] for name in _POPULATION_COLUMNS}
+        means = {f"{name}_mean": mean(values[np.isfinite(values)]) for name, values in columns.items()}
+        return PopulationRecord(sequences=int(chosen.sum()), **means)
 
 
 def incomplete_notes(rollouts: int) -> tuple[str, ...]:
