@@ -8,8 +8,7 @@ that a service that is silent for a minute does not keep a minute of steps in me
 `concurrent.futures.thread` is imported for encoding at the end of the process: pyarrow then imports pandas, if it is
 installed, and pandas imports this module, which Python refuses to load so late.
 
-In a forked child the background is disabled (its threads live in the parent): items logged there are counted as
-dropped.
+In a forked child it is disabled (its threads live in the parent): items logged there are counted as dropped.
 """
 
 from __future__ import annotations
@@ -130,11 +129,7 @@ class Background:
             self._room.notify_all()
 
     def begin(self, registration: Registration, shard: int | None) -> None:
-        """Set the attempt that this client logs; `shard` names the rank, if it is known.
-
-        Heartbeats are sent for it. The first rank prints the address of the run's page once, to stderr, when the run
-        is registered.
-        """
+        """Set the attempt that this client logs. The first rank prints the run's address when it is registered."""
         self._own, self._own_has_begun = registration, False
         if not shard:
             self._address_of = registration
@@ -174,10 +169,7 @@ class Background:
         return self.status()
 
     def close(self, timeout_seconds: float | None = None) -> DeliveryStatus:
-        """Deliver until the timeout (default: `exit_seconds`), leave the rest on disk, stop; return what is missing.
-
-        Prints what is missing, if anything is. Never raises.
-        """
+        """Deliver until the timeout (default: `exit_seconds`), leave the rest on disk, stop; print what is missing."""
         close_together([self], timeout_seconds)
         return self.status()
 

@@ -25,7 +25,6 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from foreshock.changes import ChangeKind
@@ -39,6 +38,7 @@ from foreshock.client.reporting import Counters, DeliveryStatus, Failures, LogOn
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint, with_precision
+from foreshock.json_values import json_bytes
 from foreshock.learning_rate.levers import Value
 from foreshock.learning_rate.modes import AdviceMode, BesideTheRate
 from foreshock.model_kind import ModelKind
@@ -107,7 +107,7 @@ class Client:
         self._log = LogOnce("foreshock.client")
         self.failures = Failures(self.counters, self._log, strict=strict)
         self.newest_step = -1
-        """The newest step that this start logged or acknowledged, or resumes at; −1 before it is started."""
+        """The newest step that this start logged or acknowledged, or resumes at; −1 before it."""
         self._registration: Registration | None = None
         self._attributes = BatchAttributes()
         self._shard: int | None = None
@@ -125,14 +125,12 @@ class Client:
     @property
     def run_id(self) -> str | None:
         """The run's id at the service, None until the run is registered."""
-        registration = self._registration
-        return self._background.sender.run_id(registration) if registration is not None else None
+        return None if self._registration is None else self._background.sender.run_id(self._registration)
 
     @property
     def attempt(self) -> int | None:
         """The number of this attempt, None until the attempt is registered."""
-        registration = self._registration
-        return self._background.sender.attempt_number(registration) if registration is not None else None
+        return None if self._registration is None else self._background.sender.attempt_number(self._registration)
 
     @property
     def attempt_key(self) -> str | None:
@@ -260,16 +258,13 @@ class Client:
         attributes: BatchAttributes | None = None,
         copy: bool = True,
     ) -> None:
-        """Log rollouts of a step: all of them, or shard `shard` of `shards` (for example one per data-parallel rank).
-
-        The defaults are those of `start_run`, else 0 of 1.
+        """Log rollouts of a step: shard `shard` of `shards`, by default those of `start_run`, else 0 of 1.
 
         `rollouts` is a RolloutBatch, an Arrow table, or a mapping of columns (the names of the rollout schema, or of
         RolloutBatch's fields). Columns of tokens are flat arrays with `prompt_offsets` and `response_offsets` [N + 1]
         (or `…_lengths` [N]), padded [N, L] arrays with `prompt_padding_mask` and `response_padding_mask`, Arrow lists,
         or lists with one list per rollout. Arrays are numpy, torch on the CPU, or Arrow; `sample_ids` is optional.
         Arrays are copied before the call returns; `copy=False` skips the copy if the caller never changes them again.
-
         A rollout whose lists differ in length is left out and counted as `invalid`; the others of the shard are sent.
         """
         shard = (self._shard or 0) if shard is None else shard
@@ -419,8 +414,8 @@ class Client:
     @never_raises
     def finish(self, *, failed: bool = False) -> None:
         """Mark the run as finished or failed."""
-        delivery = deliveries.state(self._started(), "failed" if failed else "finished")
-        self._log_delivery("the end of the run", delivery, needed=True)
+        body = {"state": "failed" if failed else "finished"}
+        self._log_delivery("the end of the run", Delivery("state", self._started(), body=json_bytes(body)))
 
     def flush(self, timeout_seconds: float = 30.0) -> DeliveryStatus:
         """Wait until everything logged is delivered, rejected or dropped, or until the timeout.
@@ -443,9 +438,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         # One rank finishes the run; any may fail it.
         if self._registration is not None and (error is not None or not self._shard):
             self.finish(failed=error is not None)
@@ -471,10 +464,10 @@ class Client:
         self._registration = registration
         self.newest_step = registration.attempt["resume_step"]
         self._background.begin(registration, self._shard)
-        self._log_delivery("the start of the run", Delivery("register", registration), needed=True)
+        self._log_delivery("the start of the run", Delivery("register", registration))
 
-    def _log_delivery(self, what: str, delivery: Delivery, *, needed: bool = False) -> None:
-        self._background.take(what, len(delivery.body), lambda: lambda: delivery, needed=needed)
+    def _log_delivery(self, what: str, delivery: Delivery) -> None:
+        self._background.take(what, len(delivery.body), lambda: lambda: delivery, needed=delivery.needed)
 
 
 def _as_holding(held: Tensors | Holding) -> Holding:

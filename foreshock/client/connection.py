@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from types import TracebackType
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -59,19 +58,15 @@ Query = Mapping[str, QueryValue] | list[tuple[str, QueryValue]] | None
 
 
 def configured(url: str | None, api_key: str | None) -> tuple[str, str | None]:
-    """Return address and key: those given, else `FORESHOCK_URL` and `FORESHOCK_API_KEY`, else the defaults.
-
-    Raises ConfigurationError for a key that no header can carry.
-    """
+    """Return address and key: those given, of the environment, or the defaults. Raises ConfigurationError."""
     address = url or os.environ.get("FORESHOCK_URL") or DEFAULT_URL
     return address.strip(), usable_key(api_key or os.environ.get("FORESHOCK_API_KEY"))
 
 
 def usable_key(api_key: str | None, variable: str = "FORESHOCK_API_KEY") -> str | None:
-    """Return the key without the white space around it, such as the newline of a file; None if nothing is left.
+    """Return the key without the white space around it; None if nothing is left.
 
-    Raises ConfigurationError, without the key, if it has other characters than printable ASCII: the HTTP library's
-    error would show it.
+    Raises ConfigurationError, without the key, for other characters than printable ASCII: httpx's error would show it.
     """
     key = (api_key or "").strip()
     wrong = [place for place, character in enumerate(key, 1) if not " " <= character <= "~"]
@@ -93,10 +88,7 @@ def _is_address(url: str) -> bool:
 
 
 def shown_address(url: str) -> str:
-    """Return an address without user and password, as messages and links have it.
-
-    If it is not a valid address, only the text after the last @ is kept: its parts are unknown.
-    """
+    """Return an address without user and password; of one that is not valid, the text after the last @."""
     scheme, mark, rest = url.strip().partition("://")
     if not _is_address(url):
         return url.strip().rpartition("@")[2]
@@ -176,11 +168,12 @@ class ServiceConnection:
         size = len(content) if isinstance(content, bytes) else int((headers or {}).get("Content-Length", 0))
         most_seconds = seconds + size / _LEAST_BYTES_PER_SECOND
         self._deadline = time.monotonic() + most_seconds
+        pairs = list(query.items()) if isinstance(query, Mapping) else query or []
         try:
             with self._http.stream(
                 method,
                 path,
-                params=_parameters(query),
+                params=[(name, value) for name, value in pairs if value is not None],
                 content=cast("bytes | Iterable[bytes] | None", content),
                 headers=headers,
                 timeout=httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS)),
@@ -233,9 +226,7 @@ class ServiceConnection:
     def __enter__(self) -> ServiceConnection:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
@@ -249,10 +240,7 @@ class ServiceConnection:
                 self.interrupt()
 
     def _in_time(self, transfer: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a read or write of a stream that ends at the deadline of the request.
-
-        httpx limits each pause only, so that an answer of a byte now and then would never end.
-        """
+        """Return a read or write that ends at the deadline of the request: httpx limits each pause only."""
 
         def transfer_in_time(data: Any, timeout: float | None = None) -> Any:
             left = self._deadline - time.monotonic()
@@ -298,12 +286,6 @@ class ServiceConnection:
         if problem.get("type") == PROBLEM_TYPE_PREFIX + RUN_NOT_FOUND:
             raise RunNotFound(message, **fields)
         raise Rejected(message, **fields)
-
-
-def _parameters(query: Query) -> Any:
-    """Return the query without the parameters that are None."""
-    pairs = list(query.items()) if isinstance(query, Mapping) else query or []
-    return [(name, value) for name, value in pairs if value is not None]
 
 
 def _problem(response: httpx.Response) -> dict[str, Any]:

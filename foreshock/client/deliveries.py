@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from foreshock.api.runs import LARGEST_STEP, LONGEST_NAME, MOST_SCALARS, NAME_PATTERN
 from foreshock.changes import CHANGE_KINDS
@@ -312,11 +312,6 @@ def _said(holding: Holding, announced: Mapping[str, Any]) -> dict[str, Any]:
         if not is_whole or announced.get(name) is None or holding.wholes[name] != announced[name]
     }
     return {"tensors": tensors, "canary": [float(each) for each in holding.canary], "others_as_announced": is_whole}
-
-
-def state(registration: Registration, state: Literal["finished", "failed"]) -> Delivery:
-    """Return the delivery that marks the end of the run."""
-    return Delivery("state", registration, body=json_bytes({"state": state}))
 
 
 def acknowledgement(

@@ -16,10 +16,9 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def private_temporary_folder(prefix: str) -> Path:
-    """Return a folder of this user below the common temporary folder; it is made by its first use.
+    """Return a folder below the common temporary folder: `<prefix><uid>` if it is this user's, or is missing.
 
-    `<temporary>/<prefix><uid>` if it is this user's, or is missing. If another user made it first: an existing folder
-    of this user whose name is that name and a random ending, else a new such name.
+    If another user made it first: this user's folder with that name and a random ending, else a new such name.
     """
     temporary = _common_temporary_folder()
     name = f"{prefix}{os.geteuid()}"
@@ -33,7 +32,7 @@ def private_temporary_folder(prefix: str) -> Path:
 
 
 def _common_temporary_folder() -> Path:
-    """Return the temporary folder, also if the disk is full: `gettempdir` raises if it cannot write a file there."""
+    """Return the temporary folder; `gettempdir` raises if the disk is full."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -41,10 +40,7 @@ def _common_temporary_folder() -> Path:
 
 
 def make_private(directory: Path) -> None:
-    """Make a folder and its parents for this user alone, if they are missing. Raises SpoolError like `require_private`.
-
-    `mkdir(parents=True)` gives its mode to the last folder only.
-    """
+    """Make a folder and its parents (`mkdir(parents=True)` would not make those private). Raises SpoolError."""
     for path in reversed((directory, *directory.parents)):
         if not path.exists():
             path.mkdir(mode=0o700, exist_ok=True)

@@ -162,7 +162,7 @@ class LogOnce:
 
 
 class Failures:
-    """Counts every exception and logs each kind once; raises them if `strict`."""
+    """Counts every exception and logs each kind once, or raises it if `strict`."""
 
     def __init__(self, counters: Counters, log: LogOnce, *, strict: bool) -> None:
         self._counters = counters
@@ -171,8 +171,7 @@ class Failures:
 
     @contextlib.contextmanager
     def noted(self, name: str) -> Iterator[None]:
-        """Note an exception of the block: the method `name` failed because of its arguments, or because of a fault in
-        this library."""
+        """Note an exception of the block: of the arguments of the method `name`, or a fault in this library."""
         try:
             yield
         except Exception as error:

@@ -105,10 +105,7 @@ class Spool:
             return sum(item.path is not None for item in self._items)
 
     def adopt(self, *, other_keys: bool = False) -> None:
-        """Put the items of processes of this service, project and key that have ended in front, oldest first.
-
-        `other_keys`: also those of other keys of the project.
-        """
+        """Put the items of ended processes of this service, project and key (or other keys) in front, oldest first."""
         found: list[Item] = []
         with self._lock:
             try:
@@ -169,10 +166,7 @@ class Spool:
             self._items.remove(item)
 
     def set_aside(self, item: Item) -> Path | None:
-        """Keep a rejected or damaged item as a file `.rejected`, which no client reads; return its path.
-
-        None if such files have reached their limit: the item is deleted. Raises SpoolError.
-        """
+        """Keep a refused or damaged item as a file `.rejected`; return it, None at their limit. Raises SpoolError."""
         with self._lock, as_spool_error(self.directory):
             kept = sum(file.stat().st_size for file in self.directory.glob(f"*{_REJECTED}"))
             path = None

@@ -32,13 +32,8 @@ class AdviceAlert:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> AdviceAlert:
         """Parse an alert; missing fields become empty, because a service of another release may rename them."""
-        return cls(
-            rule=str(value.get("rule", "")),
-            step=int(value.get("step") or 0),
-            severity=str(value.get("severity", "info")),
-            why=str(value.get("why", "")),
-            what_to_do=str(value.get("what_to_do", "")),
-        )
+        texts = {name: str(value.get(name, "")) for name in ("rule", "why", "what_to_do")}
+        return cls(**texts, step=int(value.get("step") or 0), severity=str(value.get("severity", "info")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +93,7 @@ class Advice:
         """Parse a body of `advice` or `lr-advice`, or `to_json()`. Raises ValueError, KeyError or TypeError."""
         if isinstance(value.get("rate"), Mapping):
             value = {**value, **value["rate"]}
-        schedule = value.get("schedule")
-        observed = value.get("observed_step")
-        requested = value.get("want_weights_at_step")
-        parsed = Schedule.from_json(schedule) if schedule is not None else None
+        schedule, observed, requested = map(value.get, ("schedule", "observed_step", "want_weights_at_step"))
         factor, floor = float(value.get("factor", DECAY_FACTOR)), float(value.get("floor", DECAY_FLOOR))
         if not 0.0 < factor < 1.0 or not 0.0 <= floor <= 1.0:
             raise ValueError(f"factor must be between 0 and 1 and floor from 0 to 1, got {factor} and {floor}")
@@ -111,7 +103,7 @@ class Advice:
             revision=int(value["revision"]),
             mode=str(value.get("mode", "shadow")),
             phase=str(value.get("phase", "")),
-            schedule=parsed,
+            schedule=None if schedule is None else Schedule.from_json(schedule),
             observed_step=-1 if observed is None else int(observed),
             stale=bool(value.get("stale", False)),
             reason=str(value.get("reason") or ""),

@@ -53,7 +53,7 @@ from foreshock.learning_rate.length_decay import (
     point_at,
 )
 from foreshock.learning_rate.levers import UNMOVED, Correction, LeverState, Rollback, Value, value_of
-from foreshock.learning_rate.modes import BESIDE_THE_RATE, AdviceMode, Author, BesideTheRate, Lever
+from foreshock.learning_rate.modes import AdviceMode, Author, BesideTheRate, Lever
 from foreshock.learning_rate.remedy import Remedy
 
 STEPS_OF_A_RISE: Final = 2
@@ -116,7 +116,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class AdviceState:
-    """The state of the learning-rate advice after a log of decisions.
+    """The state of the advice after a log of decisions.
 
     ``points``, ascending, give the scale of any step; ``schedule`` is that of the surge, also during a hold.
     ``handled`` are the signals that already caused a hold, and ``released`` their rules with the newest step that an
@@ -152,13 +152,8 @@ class AdviceState:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON; points and signals are lists of their fields."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        for name in ("handled", "released"):
-            values[name] = [(signal.rule, signal.fired_step) for signal in values[name]]
-        for name in BESIDE_THE_RATE:
-            values[name] = values[name].to_json()
-        schedule = None if self.schedule is None else asdict(self.schedule)
-        return values | {"schedule": schedule, "points": [astuple(point) for point in self.points]}
+        lists = {name: [astuple(each) for each in getattr(self, name)] for name in ("points", "handled", "released")}
+        return asdict(replace(self, points=(), handled=(), released=())) | lists
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> AdviceState:
@@ -246,14 +241,8 @@ def _noted(state: AdviceState, newest: Decision) -> AdviceState:
     if newest.lever != "rate":
         return replace(state, revision=newest.revision, attempt=newest.attempt)
     operated = (newest.revision, newest.kind, newest.reason) if newest.author == "operator" else state.operated
-    return replace(
-        state,
-        revision=newest.revision,
-        attempt=newest.attempt,
-        reason=newest.reason,
-        kind=newest.kind,
-        operated=operated,
-    )
+    state = replace(state, revision=newest.revision, attempt=newest.attempt, operated=operated)
+    return replace(state, reason=newest.reason, kind=newest.kind)
 
 
 def _apply(state: AdviceState, decision: Decision) -> AdviceState:
@@ -415,7 +404,7 @@ def set_mode(
     lever: Lever = "rate",
     asked: Correction | None = None,
 ) -> Decision:
-    """Return the decision that switches a lever to ``mode``, and asks for a correction; no value changes."""
+    """Return the decision that switches a lever to ``mode``, and asks for a correction."""
     value = {"rate": "scale", "correction": "correction", "rollback": "checkpoint to go back to"}[lever]
     reason = f"Shadow mode: the advice is shown, the trainer gets {'1.0' if lever == 'rate' else 'none'}."
     if mode == "apply":
@@ -608,14 +597,9 @@ def next_point(
 
 
 def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, rises: bool) -> str:
-    values = [
-        (name, value, point)
-        for name, value, point in (
-            ("the driven mismatch", state.driven, state.set_point(settings)),
-            ("the update", state.update, state.update_point(settings)),
-        )
-        if value is not None
-    ]
+    driven = "the driven mismatch", state.driven, state.set_point(settings)
+    update = "the update", state.update, state.update_point(settings)
+    values = [(name, value, point) for name, value, point in (driven, update) if value is not None]
     said = [f"{name} is {value:.2g} nats per token (set point {point:.2g})" for name, value, point in values]
     names = state.lowered
     of_a_rule = math.exp(ERROR_OF_A_RULE)

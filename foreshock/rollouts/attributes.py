@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from foreshock.digests import canonical_json
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.fingerprint import Fingerprint
+from foreshock.json_values import given
 from foreshock.parsing import parse_json
 from foreshock.rollouts.schema import ColumnSpec
 
@@ -59,7 +59,12 @@ class BatchAttributes:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "clip_low", "clip_high"):
-            object.__setattr__(self, name, _number(name, getattr(self, name)))
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+                raise ConfigurationError(f"batch attribute `{name}` must be a number >= 0, got {value!r}")
+            object.__setattr__(self, name, float(value))
         for name, least in (("top_k", -1), ("trainer_weights_version", 0), ("length_cap", 1)):
             _check_integer(name, getattr(self, name), least)
         _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
@@ -79,12 +84,8 @@ class BatchAttributes:
 
     def to_json(self) -> str:
         """Return the known attributes as canonical JSON, the value of the Parquet key `foreshock.batch`."""
-        known: dict[str, Any] = {}
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if value is not None:
-                known[item.name] = value.to_dict() if isinstance(value, Fingerprint) else value
-        return canonical_json(known)
+        known = given({name: getattr(self, name) for name in self.__slots__})
+        return canonical_json({name: known[name].to_dict() if name in _FINGERPRINTS else known[name] for name in known})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> BatchAttributes:
@@ -98,8 +99,7 @@ class BatchAttributes:
             raise InvalidRolloutsError(f"the batch attributes are not JSON: {error}") from error
         if not isinstance(values, dict):
             raise InvalidRolloutsError(f"the batch attributes must be a JSON object, got {type(values).__name__}")
-        names = {item.name for item in dataclasses.fields(cls)}
-        known = {name: value for name, value in values.items() if name in names}
+        known = {name: value for name, value in values.items() if name in cls.__slots__}
         try:
             for name in _FINGERPRINTS:
                 if isinstance(known.get(name), Mapping):
@@ -117,14 +117,6 @@ class BatchAttributes:
             return math.nan
         default: float | None = getattr(self, column.name, None)
         return column.null_value if default is None else default
-
-
-def _number(name: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise ConfigurationError(f"batch attribute `{name}` must be a number >= 0, got {value!r}")
-    return float(value)
 
 
 def _check_integer(name: str, value: object, least: int) -> None:

@@ -109,54 +109,41 @@ def read_rollout_file(
     """
     path = Path(path)
     limits = limits or DecodeLimits()
+    note_left_out = note_left_out or (lambda _, sentence: note(sentence))
     try:
-        return _read(path, step, attributes, limits, check_values, note, note_left_out, renamed)
+        in_name = step_of_file(path)
+        step = in_name if step is None else step
+        if step is None:
+            raise InvalidRolloutsError(
+                f"{path.name} has no step in its name: name it like step_0012.jsonl, or pass `step`"
+            )
+        if path.suffix == ".parquet":
+            data = _parquet_of(path)
+            names, own = _names_and_attributes(data)
+            attributes = own or attributes
+            if "sample_id" in names and names <= COLUMNS.keys() and not renamed:
+                try:
+                    return decode_rollouts(data, limits, check_values=check_values)
+                except InvalidRolloutsError:
+                    pass  # Its rollouts are read one by one: only some may be unequal in length.
+        rows = _with_own_names(_rows(path, limits), renamed, note, path)
+        of_step = [row for row in rows if row.get("step", step) == step]
+        if in_name is not None and len(of_step) < len(rows):
+            number = next(number for number, row in enumerate(rows) if row.get("step", step) != step)
+            raise InvalidRolloutsError(f"is {rows[number]['step']} in a file of step {step}", row=number, column="step")
+        if not of_step:
+            raise InvalidRolloutsError(f"{path.name} has no rollouts{f' of step {step}' if rows else ''}")
+        wrong = [number for number, row in enumerate(of_step) if _has_other_length(row)]
+        if 0 < len(wrong) < len(of_step):
+            sentence = left_out(len(wrong), len(of_step), f"{path.name}, row {wrong[0]} (from 0)")
+            note_left_out(len(wrong), sentence)
+            of_step = [row for number, row in enumerate(of_step) if number not in set(wrong)]
+        return _batch(of_step, step, attributes or BatchAttributes(), check_values)
     except InvalidRolloutsError as error:
         if path.name in error.message:
             raise
         message = f"{error.message}, in {path.name}"
         raise InvalidRolloutsError(message, row=error.row, column=error.column) from error
-
-
-def _read(
-    path: Path,
-    step: int | None,
-    attributes: BatchAttributes | None,
-    limits: DecodeLimits,
-    check_values: bool,
-    note: Note,
-    note_left_out: NoteLeftOut | None,
-    renamed: Mapping[str, str],
-) -> RolloutBatch:
-    in_name = step_of_file(path)
-    step = in_name if step is None else step
-    if step is None:
-        raise InvalidRolloutsError(f"{path.name} has no step in its name: name it like step_0012.jsonl, or pass `step`")
-    if path.suffix == ".parquet":
-        data = _parquet_of(path)
-        names, own = _names_and_attributes(data)
-        attributes = own or attributes
-        if "sample_id" in names and names <= COLUMNS.keys() and not renamed:
-            try:
-                return decode_rollouts(data, limits, check_values=check_values)
-            except InvalidRolloutsError:
-                pass  # Its rollouts are read one by one: only some may be unequal in length.
-    rows = _with_own_names(_rows(path, limits), renamed, note, path)
-    of_step = [row for row in rows if row.get("step", step) == step]
-    if in_name is not None and len(of_step) < len(rows):
-        number = next(number for number, row in enumerate(rows) if row.get("step", step) != step)
-        raise InvalidRolloutsError(f"is {rows[number]['step']} in a file of step {step}", row=number, column="step")
-    if not of_step:
-        raise InvalidRolloutsError(f"{path.name} has no rollouts{f' of step {step}' if rows else ''}")
-    wrong = [number for number, row in enumerate(of_step) if _has_other_length(row)]
-    if 0 < len(wrong) < len(of_step):
-        sentence = left_out(len(wrong), len(of_step), f"{path.name}, row {wrong[0]} (from 0)")
-        if note_left_out is not None:
-            note_left_out(len(wrong), sentence)
-        else:
-            note(sentence)
-        of_step = [row for number, row in enumerate(of_step) if number not in set(wrong)]
-    return _batch(of_step, step, attributes or BatchAttributes(), check_values)
 
 
 def filled_lines(

@@ -49,8 +49,10 @@ def validate_rollouts(batch: RolloutBatch, limits: DecodeLimits | None = None, *
             raise InvalidRolloutsError(
                 f"has {len(value)} values and must have {expected}: one per {per}", column=column.name
             )
-    if check_values:
-        _check_values(batch)
+    generated = None if batch.response_mask is None else batch.response_mask != 0
+    for column in ROLLOUT_COLUMNS if check_values else ():
+        if (value := getattr(batch, column.field)) is not None:
+            _check_range(column, value, batch.offsets_of(column), generated)
     for column in ROLLOUT_COLUMNS:
         if column.is_string and not column.required:
             _check_strings(column.name, getattr(batch, column.field), limits)
@@ -126,15 +128,6 @@ def _check_offsets(name: str, offsets: NDArray[np.int64], rollouts: int, values:
         raise LimitExceededError(
             f"has {int(lengths[row]):,} tokens, more than the {longest:,} of one rollout", row=row, column=name
         )
-
-
-def _check_values(batch: RolloutBatch) -> None:
-    """Check every numeric column against the range that the schema declares."""
-    mask = batch.response_mask
-    for column in ROLLOUT_COLUMNS:
-        value = getattr(batch, column.field)
-        if value is not None:
-            _check_range(column, value, batch.offsets_of(column), None if mask is None else mask != 0)
 
 
 def _check_range(
