@@ -99,7 +99,8 @@ class Background:
         with self._room:
             if self._block_when_full:
                 self._room.wait_for(lambda: needed or self._closed or self._fits(size))
-            if not (needed or self._fits(size)):
+            # A client that was closed meanwhile encodes nothing more.
+            if self._closed or not (needed or self._fits(size)):
                 self._counters.add(dropped_queue_full=1, dropped_bytes=size)
                 self._log.warning(
                     "queue full",

@@ -384,16 +384,9 @@ def decide(state: AdviceState, observation: Observation) -> tuple[Decision, ...]
 
 def rewind(state: AdviceState, attempt: int, resume_step: int, at_us: int) -> Decision:
     """Return the decision that starts attempt ``attempt`` at ``resume_step``."""
-    return Decision(
-        revision=state.revision + 1,
-        attempt=attempt,
-        kind="rewind",
-        observed_step=resume_step - 1,
-        effective_from_step=resume_step,
-        reason=f"Attempt {attempt} resumes at step {resume_step}: decisions from later steps are dropped.",
-        at_us=at_us,
-        author="trainer",
-    )
+    reason = f"Attempt {attempt} resumes at step {resume_step}: decisions from later steps are dropped."
+    resumed = Observation(attempt, resume_step - 1, resume_step - 1, None, at_us)
+    return replace(_new(state, resumed, "rewind", reason), author="trainer")
 
 
 def set_mode(

@@ -58,8 +58,7 @@ def find_rollouts(
 ) -> RolloutBatch | None:
     """Return the rollouts of the row groups that hold any of these sample ids; None if none does.
 
-    Other row groups are not read. `only` names the columns to read, with the required ones among them. Raises
-    InvalidRolloutsError or LimitExceededError as `decode_rollouts`, for what it reads.
+    `only` names the columns to read, with the required ones among them. Raises as `decode_rollouts`.
     """
     return _find(file, sample_ids, ROLLOUT_COLUMNS, to_batch, validate_rollouts, limits, only)
 
@@ -73,10 +72,7 @@ class RolloutFile:
     """A file of rollouts that is read one row group at a time; only one is in memory."""
 
     def __init__(self, file: OpenableFile, limits: DecodeLimits, *, only: Collection[str] = _ALL) -> None:
-        """Read the footer and all sample ids; `only` as in `find_rollouts`.
-
-        Raises InvalidRolloutsError or LimitExceededError.
-        """
+        """Read the footer and all sample ids; `only` as in `find_rollouts`. Raises as `decode_rollouts`."""
         self._limits = limits
         self._columns = _those(ROLLOUT_COLUMNS, only)
         self._opened = file.open()
@@ -98,15 +94,9 @@ class RolloutFile:
 
 
 def open_checked(source: pa.NativeFile, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> pq.ParquetFile:
-    """Return the opened file after checking its footer against `limits` and `columns`.
-
-    Raises InvalidRolloutsError or LimitExceededError; Arrow's own errors pass through to the caller.
-    """
+    """Return the opened file after checking its footer. Raises as `decode_rollouts`, and Arrow's own errors."""
     _check_footer_size(source, limits)
-    bounds = {
-        "thrift_string_size_limit": limits.max_footer_bytes,
-        "thrift_container_size_limit": limits.max_footer_bytes,
-    }
+    bounds = dict.fromkeys(("thrift_string_size_limit", "thrift_container_size_limit"), limits.max_footer_bytes)
     file = pq.ParquetFile(source, **bounds)
     _check_claims(file.metadata, limits)
     _check_schema(file.schema_arrow, columns)
