@@ -6,6 +6,7 @@ The order is that of the report: findings that make all other numbers meaningles
 from foreshock.lint.checks.after_id import AFTER_ID
 from foreshock.lint.checks.declared import LAG_UNKNOWN
 from foreshock.lint.checks.duplicates import DUPLICATED, SAME_RESPONSE
+from foreshock.lint.checks.early import BANNED_EARLY
 from foreshock.lint.checks.k3_per_entropy import K3_PER_ENTROPY
 from foreshock.lint.checks.learning_signal import (
     AGAINST_REWARDS,
@@ -21,7 +22,7 @@ from foreshock.lint.checks.not_sampled import NOT_SAMPLED
 from foreshock.lint.checks.pairs import IDENTICAL
 from foreshock.lint.checks.penalty import PENALTY
 from foreshock.lint.checks.places import BY_PLACE, EVERYWHERE
-from foreshock.lint.checks.ratio import BANNED_EARLY, CLIPPED, LIKELIER, MEAN_RATIO, PROCESSED
+from foreshock.lint.checks.ratio import CLIPPED, LIKELIER, MEAN_RATIO, PROCESSED
 from foreshock.lint.checks.responses import ABORTED, ALL_TRUNCATED, EMPTY, UNFINISHED
 from foreshock.lint.checks.rounding import ROUNDED
 from foreshock.lint.checks.row_order import EXCHANGED

@@ -44,12 +44,21 @@ _LEAST_NON_FINITE = 3
 # If more than this share of all tokens are the first (or last) of their response, the position proves nothing.
 _MOST_AT_A_PLACE = 0.6
 _LEAST_TOKENS = 4
+# Where forced tokens are looked for; the responses, and their share, with one id at such a place that are no chance.
+_FIRST_TOKENS, _LEAST_AT_A_PLACE, _AT_A_PLACE = 64, 8, 0.25
 # So many tokens with one log μ are no chance.
 _LEAST_EQUAL = 100
 # Mean log π is above this at tokens that μ is certain of, and below it at tokens that the engine did not score.
 _CERTAIN_LOG_PI = -0.2
 # Tokens that truncation or a low temperature makes certain have a mean log π above this.
 _UNSAMPLED_LOG_PI = -1.6
+
+
+class ZerosByPlace(Table):
+    """Tokens with log μ = 0 and log π clearly below, by their place in the response, with the range of their ids."""
+
+    COLUMNS = ("tokens", "minus_least_id", "largest_id")
+    LARGEST = 2
 
 
 @dataclass
@@ -65,6 +74,7 @@ class NoMu(Counts):
     k3: float = 0.0
     minus_least: float = largest()  # of all log μ
     most: float = largest()
+    by_place: ZerosByPlace = field(default_factory=ZerosByPlace)  # of the first tokens of responses
 
     def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
         """Count the tokens, also by position in the response."""
@@ -87,6 +97,9 @@ class NoMu(Counts):
         self.add(tokens=places.size, first=missing & (zeros == pairs.offsets[rows]), last=missing & (zeros == ends - 1))
         self.add(trailing=missing & trailing, beside=np.isin(places + 1, places) | np.isin(places - 1, places))
         self.add(log_pi=log_pi, k3=np.expm1(log_pi - log_mu) - (log_pi - log_mu))
+        at, ids = places - pairs.offsets[rows[missing]], counting.batch.response_token_ids[pairs.places[places]]
+        early = (at < _FIRST_TOKENS) & (log_mu == 0)
+        self.by_place += ZerosByPlace.of(at[early], 1.0, -ids[early].astype(np.float64), ids[early])
         for value in np.unique(log_mu).tolist():
             counting.add_example(_OF_ENGINE, format_number(value + 0.0))
         for index in places[:3].tolist():
@@ -180,6 +193,21 @@ def _text(token_id: int, behaviour: float, what: str) -> str:
     return f"id {token_id}, log μ {behaviour:.4g}, {what}"
 
 
+def forced_ids(judging: Judging) -> dict[int, int]:
+    """Return the ids that the engine forced by their place, if nearly all tokens with log μ = 0 are so, not the ends.
+
+    A place has one id in many responses; tokens that the engine did not score have several ids at a place.
+    """
+    found = judging[NoMu]
+    tokens, minus_least, most = found.by_place.values.T
+    one = (tokens >= max(_LEAST_AT_A_PLACE, _AT_A_PLACE * judging[Rollouts].rollouts)) & (most == -minus_least)
+    if tokens[one].sum() < max(_NEARLY_ALL * found.tokens, 1.0):
+        return {}
+    if max(found.last, found.trailing) >= _NEARLY_ALL * found.tokens:
+        return {}
+    return dict(zip(found.by_place.keys[one].tolist(), most[one].astype(np.int64).tolist(), strict=True))
+
+
 def _check_engine(judging: Judging) -> Outcome:
     found, pairs = judging[NoMu], judging[Pairs]
     k3 = pairs.k3 / pairs.tokens
@@ -193,6 +221,8 @@ def _check_engine(judging: Judging) -> Outcome:
         return Finding("critical", seen, {"log_mu": found.most}, title=title, remedy=_OF_ONE_VALUE)
     if found.tokens < _LEAST_TOKENS or found.log_pi > _CERTAIN_LOG_PI * found.tokens:
         return Clean()
+    if forced_ids(judging):
+        return Clean("the engine forces the tokens whose log μ is 0")
     place = _place(judging, found.first, found.last, found.tokens)
     if found.trailing >= _NEARLY_ALL * found.tokens and found.last < _NEARLY_ALL * found.tokens:
         place = ", in runs up to the end of their response: padding, or log-probs that the engine did not return"
@@ -208,7 +238,10 @@ def _check_engine(judging: Judging) -> Outcome:
     if not place and values == ["0"]:
         if not uncertain:
             return Clean()
-        place = ", here and there: the engine returned no log-probs for them, as with accepted draft tokens"
+        place = (
+            ", here and there: the engine returned no log-probs for them, as with accepted draft tokens, or allowed "
+        )
+        place += "no other id (a grammar)"
     rest = pairs.tokens - found.tokens
     without = format_number((pairs.k3 - found.k3) / rest) if rest else "not known"
     seen = (

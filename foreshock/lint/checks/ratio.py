@@ -1,18 +1,17 @@
-"""ρ = π / μ: a mean that is not 1 (truncation, a ban at the beginning, other reasons), and values beyond PPO's clip."""
+"""ρ = π / μ: a mean that is not 1 (truncation, other reasons), and values beyond PPO's clip."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foreshock.lint.checks.declared import Declared
 from foreshock.lint.checks.pairs import OF_BEHAVIOUR, Pairs, if_copied, if_invalid
 from foreshock.lint.checks.responses import Rollouts
 from foreshock.lint.checks.rounding import RolloutRounding
-from foreshock.lint.counting import Counting, Counts, Table, TokenPairs, largest
+from foreshock.lint.counting import Counting, Counts, TokenPairs, largest
 from foreshock.lint.judging import (
     FALSE_ALARM,
     LEAST_GROUPS,
@@ -47,12 +46,6 @@ _TOP_P_SLACK = 0.05
 _FAR_BELOW_SHARE = 0.02
 # The log-prob of the likeliest token is never below that of the sampled one, and far above it at many tokens.
 _BEYOND_NOISE, _NEARLY_NEVER_ABOVE, _FAR_SHARE_OF_LIKELIEST = 0.2, 0.02, 0.2
-# log π above log μ by more than this is no numerics; a ban moves it below, at every token.
-_ABOVE, _MOST_ABOVE = 0.1, 0.01
-_LEAST_MISSING, _LEAST_T, _LEAST_T_OF_BUCKET = 0.005, 8.0, 3.0
-# The other tokens miss at most this fraction of what the first ones miss.
-_MOST_OF_REST = 0.25
-_LEAST_TOKENS = 100
 # PPO clips a few tokens in a thousand after its updates; before them, at equal weights, it should clip none.
 _LEAST_CLIPPED = 0.01
 
@@ -76,28 +69,6 @@ class SignsOfD(Counts):
             for index in np.flatnonzero(certain)[:3].tolist():
                 text = f"log μ {pairs.mu[index]:.3g}, log π {pairs.pi[index]:.3g}"
                 counting.add_token("processed_log_probs", pairs.places[index], text)
-
-
-class RatiosByPosition(Table):
-    """Tokens with two log-probs by position: 0, 1, 2 to 3, 4 to 7 and so on. `ratio` is Σ (ρ − 1)."""
-
-    COLUMNS = ("tokens", "ratio", "squares", "above")
-
-
-@dataclass
-class EarlyRatios(Counts):
-    """Sums of ρ − 1 by the position in the response."""
-
-    sums: RatiosByPosition = field(default_factory=RatiosByPosition)
-
-    def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
-        longest = int(np.diff(pairs.offsets).max())
-        begins = pairs.offsets[:-1, None] + np.r_[0, 1 << np.arange(longest.bit_length())]
-        inside = begins < pairs.offsets[1:, None]
-        starts, buckets = begins[inside], np.nonzero(inside)[1]
-        columns = pairs.ratio_minus_one, np.square(pairs.ratio_minus_one), pairs.d > _ABOVE
-        sums = (np.add.reduceat(each, starts, dtype=np.float64) for each in columns)
-        self.sums += RatiosByPosition.of(buckets, np.diff(np.r_[starts, pairs.d.size]), *sums)
 
 
 @dataclass
@@ -207,9 +178,11 @@ def _check_mean(judging: Judging) -> Outcome:
     return Finding("warning", seen, ratio.numbers(judging[SignsOfD]))
 
 
-def _if_otherwise_invalid(judging: Judging) -> str:
+def if_otherwise_invalid(judging: Judging) -> str:
     """Return why log μ is invalid for another reason than that it is another token's; else an empty string."""
-    return next((why for name, why in OF_BEHAVIOUR.items() if name != LIKELIER.name and judging.found(name)), "")
+    return if_copied(judging) or next(
+        (why for name, why in OF_BEHAVIOUR.items() if name != LIKELIER.name and judging.found(name)), ""
+    )
 
 
 def _too_few(ratio: _Ratio) -> NotChecked:
@@ -249,34 +222,6 @@ def _may_be_truncated(judging: Judging, mean: float) -> bool:
     return signs.far_below <= _FAR_BELOW_SHARE * max(signs.below, 1)
 
 
-def _check_first(judging: Judging) -> Outcome:
-    sums = judging[EarlyRatios].sums
-    ends = (place for place, row in enumerate(sums.values) if _mean_and_t(row)[1] > -_LEAST_T_OF_BUCKET)
-    end = next(ends, len(sums.values))
-    first, rest = sums.values[:end].sum(axis=0), sums.values[end:].sum(axis=0)
-    if min(first[0], rest[0]) < _LEAST_TOKENS or first[3] > _MOST_ABOVE * first[0]:
-        return Clean()
-    (mean, t), (mean_of_rest, _) = _mean_and_t(first), _mean_and_t(rest)
-    if mean > -_LEAST_MISSING or t > -_LEAST_T or abs(mean_of_rest) > _MOST_OF_REST * -mean:
-        return Clean()
-    until = 1 << (int(sums.keys[end]) - 1)
-    seen = (
-        f"In the first {until} tokens of the responses mean ρ is {format_number(1.0 + mean)} (Student's t "
-        f"{format_number(t)}), and log π is nearly never above log μ; afterwards mean ρ is "
-        f"{format_number(1.0 + mean_of_rest)}. The engine gave some ids no probability there, and the trainer does. It "
-        "looks like a ban of the ends of sequence by a minimum length (min_tokens)."
-    )
-    return Finding("warning", seen, {"mean_ratio": 1.0 + mean, "t": t, "until": until})
-
-
-def _mean_and_t(row: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the mean of ρ − 1 over the tokens of a row of sums, and its Student's t."""
-    tokens, total, squares = row[:3]
-    mean = total / tokens
-    error = math.sqrt(max(squares / tokens - mean**2, 1e-18) / tokens)
-    return float(mean), float(mean / error)
-
-
 def _check_clipped(judging: Judging) -> Outcome:
     tokens, clipped = judging[Clipped].tokens, judging[Clipped].clipped
     if not tokens:
@@ -306,7 +251,8 @@ LIKELIER = Check(
     "ρ of a token that was not the likeliest is too small: mean ρ is below 1 and k3 is large.",
     "Log the entry of the sampled id, not the first one of the engine's top log-probs, and no floor or clamp.",
     _check_likelier,
-    unless=lambda judging: if_copied(judging) or _if_otherwise_invalid(judging),
+    unless=if_otherwise_invalid,
+    yields_to=("banned_early",),
 )
 MEAN_RATIO = Check(
     "mean_ratio",
@@ -320,15 +266,6 @@ MEAN_RATIO = Check(
     yields_to=("mismatch_after_id", "mismatch_by_place"),
     proven=False,
     explains=False,
-)
-BANNED_EARLY = Check(
-    "banned_early",
-    "the engine alone bans some ids at the beginning of responses",
-    "ρ of the first tokens is too small by the probability of the banned ids: their k3 is no mismatch of the weights.",
-    "Ban the same ids in the trainer's logits at these positions, or let the engine sample without a minimum length.",
-    _check_first,
-    unless=if_invalid,
-    proven=False,
 )
 CLIPPED = Check(
     "clipped_before_update",
