@@ -11,10 +11,15 @@ from foreshock.api.diagnosis import CauseSource, DiagnosisCause
 from foreshock.api.runs import ChangeRecord
 from foreshock.diagnosis.changes import change_in_words
 from foreshock.diagnosis.course import causes_of_course, grows_from_start
+from foreshock.diagnosis.cut_responses import CUT_REWARDED
 from foreshock.diagnosis.history import History, PastAlert, at_lag_zero
+from foreshock.diagnosis.lag_growth import LAG_GROWS
 from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.diagnosis.odd_steps import ODD_STEPS, cause_of
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
+from foreshock.diagnosis.reward_ceiling import REWARD_CEILING
+from foreshock.diagnosis.stale_part import STALE_PART
+from foreshock.diagnosis.sync_period import sync_period
 
 NOT_MEASURED: Final = frozenset(
     {
@@ -39,6 +44,7 @@ OF_SIGNAL: Final = frozenset({"advantages_against_rewards", "advantage_outlier",
 
 OF_DATA: Final = OF_SIGNAL | {
     "aborted_responses",
+    REWARD_CEILING,
     "unfinished_responses",
     "groups_not_prompts",
     "tokens_not_sampled",
@@ -55,6 +61,10 @@ _YIELDS: Final[Mapping[str, Collection[str]]] = {
         "mismatch_without_updates",
         "mismatch_began",
     ),
+    "mismatch_by_place": (STALE_PART,),
+    LAG_GROWS: (STALE_PART,),
+    "no_reward_spread": (REWARD_CEILING,),
+    "all_truncated": (CUT_REWARDED,),
     "temperatures_differ": ("raw_log_probs", "weights_not_delivered"),
     "mean_ratio": (
         "temperatures_differ",
@@ -107,6 +117,8 @@ def of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause,
     steps, k3, quantity = history.course
     odd, end = history.odd, history.healthy_end
     found = () if odd is None else (cause_of(odd, end, quantity, history.resumes),)
+    if (period := sync_period(steps, k3, end)) is not None:
+        return (period,)
     lags = {lag for each in history.lags for lag in each.tokens}
     first: Mapping[int, float] = {}
     if not lags or lags == {AT_LAG_ZERO}:

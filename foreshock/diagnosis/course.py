@@ -36,8 +36,13 @@ _MOST_DRIFT = 0.35
 _LEAST_STEPS = 4
 # Healthy steps before a mismatch that began, and the least multiple of their largest k3 in each step since.
 _LEAST_HEALTHY, _TIMES_OF_HEALTHY = 2, 5.0
+# Flat values, then growing ones, of an engine that stopped to get weights; the power of the growth, and the part of the
+# squares that an exponential leaves.
+_LEAST_FLAT, _LEAST_GROWING, _LEAST_POWER, _MOST_POWER, _BETTER = 8, 10, 0.7, 2.6, 0.5
+# Least power of the second half, as a part of that of all: a mismatch that fed itself is nearly level then.
+_STILL_POWER = 0.7
 # A run's first step alone is enough if all later ones are so many times its k3.
-_TIMES_OF_FIRST = 100.0
+_TIMES_OF_FIRST = 20.0
 # Growth still counts while the median of the newest 5 values is at least half of the level that k3 grew to.
 _STILL_THERE, _NEWEST = 0.5, 5
 _HEALTHY_START, _GROWTH = 1e-3, 8.0
@@ -81,6 +86,8 @@ def causes_of_course(
         other = _since_start(*_known((first or {}).items()), at, logs, healthy_end, quantity, is_frozen)
     if explained and other is not None and other.name == "static_mismatch":
         other = None
+    if explained <= _NO_GROWTH and other is None and jump is None:
+        other = _stopped(at, np.exp(logs), healthy_end, quantity)
     if not explained and other is None and jump is None:
         other = _began(at, np.exp(logs), healthy_end, quantity)
     return tuple(each for each in (jump, other) if each is not None)
@@ -162,6 +169,46 @@ def _began(steps: Sequence[int], k3: NDArray[np.float64], healthy_end: float, qu
     return _possible(
         "mismatch_began", title, sentence, advice, {"step": step, "before": before.max(), "after": after.min()}
     )
+
+
+def _stopped(steps: Sequence[int], k3: NDArray[np.float64], healthy_end: float, quantity: str) -> DiagnosisCause | None:
+    """Return the cause if k3 was flat and healthy, and from one step on grows as the distance of weights does.
+
+    The distance from weights that stay grows as a power of the number of updates, between 1 (a random walk) and 2 (one
+    direction). A mismatch that feeds itself grows exponentially.
+    """
+    if k3.size < _LEAST_FLAT + _LEAST_GROWING:
+        return None
+    level = float(np.median(k3[:_LEAST_FLAT]))
+    place = int(np.flatnonzero(k3 <= 2.0 * level)[-1]) + 1
+    flat, grown = k3[:place], k3[place:]
+    is_flat = level <= healthy_end and float(np.mean(flat > 2.0 * level)) <= _OUTER
+    is_grown = grown.size >= _LEAST_GROWING and grown[-1] >= _GROWTH * max(level, healthy_end)
+    if not is_flat or place < _LEAST_FLAT or not is_grown:
+        return None
+    logs, updates = np.log(grown - level), np.arange(1, grown.size + 1)
+    (power, _), rest, *_ = np.polyfit(np.log(updates), logs, 1, full=True)
+    _, of_exponential, *_ = np.polyfit(updates, logs, 1, full=True)
+    half = grown.size // 2
+    still = np.polyfit(np.log(updates[half:]), logs[half:], 1)[0]
+    if (
+        still < _STILL_POWER * power
+        or not _LEAST_POWER <= power <= _MOST_POWER
+        or rest[0] > _BETTER * of_exponential[0]
+    ):
+        return None
+    step = steps[place]
+    sentence = (
+        f"{quantity} was about {number(level)} up to step {steps[place - 1]} and has grown to {number(grown[-1])} "
+        f"since, as the {power:.1f}th power of the number of steps: it looks as if the engine kept the weights of "
+        f"about step {steps[place - 1]}."
+    )
+    advice = (
+        "Check that updates still reach the engine: compare digests of its weights, and look at what happened about "
+        f"step {step}. `foreshock doctor` with the weights of step {steps[place - 1]} proves it."
+    )
+    title = f"no new weights in the engine since about step {step}"
+    return _possible("weights_not_delivered", title, sentence, advice, {"step": step, "level": level, "power": power})
 
 
 def _range(values: NDArray[np.float64]) -> str:

@@ -1,7 +1,9 @@
-"""A fall of the reward that is one of cut responses: those that end by themselves are rewarded as before."""
+"""Cut responses and the reward: a fall of it that is theirs, and a reward that pays for being cut."""
 
 from __future__ import annotations
 
+import math
+from statistics import fmean, variance
 from typing import Final
 
 from foreshock.api.diagnosis import DiagnosisCause
@@ -14,7 +16,14 @@ RESPONSES_CUT: Final = "responses_cut"
 MANY_CUT: Final = 0.2
 """The fraction of cut responses from which a headline names them."""
 
+CUT_REWARDED: Final = "cut_rewarded"
+
 _LEAST_STEPS: Final = 5
+_SOME_CUT: Final = 0.05
+_LEAST_OF_BOTH: Final = 8
+"""Least steps with cut and other responses, at least 5 % of each."""
+_LEAST_MORE: Final = 0.1
+_Z_OF_CUT: Final = 4.0
 _LEAST_OF_FALL: Final = 0.5
 """Least part of the fall that responses which were not cut do not share."""
 
@@ -49,6 +58,37 @@ def cut_in_fall(fall: PastAlert, history: History) -> tuple[DiagnosisCause, ...]
             "helps. Else raise the length cap, and leave cut responses out of the update instead of calling them "
             "wrong.",
             evidence={"cut": cut, "reward_of_others": others, "before": before, "now": now},
+        ),
+    )
+
+
+def cut_rewarded(history: History) -> tuple[DiagnosisCause, ...]:
+    """Return as a cause that responses which are cut get clearly more reward than those that end by themselves."""
+    finished = dict(zip(history.finished_reward.steps, history.finished_reward.values, strict=True))
+    cut = dict(zip(history.truncated.steps, history.truncated.values, strict=True))
+    both = [
+        (others, (reward - (1.0 - cut[step]) * others) / cut[step])
+        for step, reward in zip(history.reward.steps, history.reward.values, strict=True)
+        if (others := finished.get(step)) is not None and _SOME_CUT <= cut.get(step, 0.0) <= 1.0 - _SOME_CUT
+    ]
+    if len(both) < _LEAST_OF_BOTH or not history.truncated.newest() >= MANY_CUT:
+        return ()
+    more = [of_cut - others for others, of_cut in both]
+    of_others, of_cut = fmean(others for others, _ in both), fmean(each for _, each in both)
+    if fmean(more) < max(_Z_OF_CUT * math.sqrt(variance(more) / len(more)), _LEAST_MORE * abs(of_others)):
+        return ()
+    title = f"cut responses get more reward ({reward_number(of_cut)}) than the others ({reward_number(of_others)})"
+    return (
+        DiagnosisCause(
+            name=CUT_REWARDED,
+            sentence=f"{title}, over {len(both)} steps with both; {percent(history.truncated.newest())} are cut now. "
+            "The reward pays for length, or for what stands before the end.",
+            source="detector",
+            title=title,
+            explains=False,
+            what_to_do="Read some of the cut responses and look at the reward function: give no reward to what is cut, "
+            "or less for length. A longer cap would feed it.",
+            evidence={"of_cut": of_cut, "of_others": of_others, "steps": len(both)},
         ),
     )
 

@@ -15,6 +15,7 @@ from foreshock.diagnosis.border import contradiction
 from foreshock.diagnosis.causes import (
     NOT_MEASURED,
     OF_DATA,
+    PLACE,
     REWARD_RULES,
     confirmed,
     is_current,
@@ -28,8 +29,9 @@ from foreshock.diagnosis.causes import (
     went_wrong,
     with_change,
 )
-from foreshock.diagnosis.cut_responses import cut_in_fall
-from foreshock.diagnosis.episodes import MISMATCH, episodes_of, family_of, onset_of
+from foreshock.diagnosis.collapse import TRAILING_VALUES
+from foreshock.diagnosis.cut_responses import cut_in_fall, cut_rewarded
+from foreshock.diagnosis.episodes import MISMATCH, episodes_of, family_of, is_of_mismatch, onset_of
 from foreshock.diagnosis.evaluations import fall_of_evaluation, stays_at_zero
 from foreshock.diagnosis.events import _in_order, _of_change, _of_resume, events_of
 from foreshock.diagnosis.frozen_rate import zero_rate
@@ -48,11 +50,14 @@ from foreshock.diagnosis.history import NEWEST_STEPS, AwaitedShards, History, Pa
 from foreshock.diagnosis.lag_growth import growing_lag
 from foreshock.diagnosis.mismatch_rules import K3, STEP_RULE
 from foreshock.diagnosis.next_steps import above_since, next_steps
+from foreshock.diagnosis.rate_change import rate_before_fall
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
+from foreshock.diagnosis.reward_ceiling import ceiling_of
 from foreshock.diagnosis.reward_outage import outage_of
 from foreshock.diagnosis.rule import CLIENT_LOSSES
 from foreshock.diagnosis.short_headline import short_of
 from foreshock.diagnosis.source_rewards import sources_in_fall
+from foreshock.diagnosis.stale_part import STALE_PART, stale_part
 from foreshock.diagnosis.tool_answers import tools_in_fall
 from foreshock.diagnosis.wording import number, plural, ranks_in_words
 from foreshock.lint.checks.duplicates import ALIKE
@@ -67,6 +72,10 @@ LEAST_MEASURED_STEPS: Final = 5
 LEAST_MEASURED_TOKENS: Final = 1000
 """Fewest measured tokens in the newest steps of a run that is called healthy."""
 
+_NEARLY_BACK: Final = 0.75
+_LEAST_OF_PLACE: Final = 3
+"""Fewest steps with a place of a mismatch that is healthy: in one or two it is chance."""
+
 _SHORT: Final = 4.0
 """Tokens: responses shorter than this are named where too few tokens are measured."""
 
@@ -78,6 +87,8 @@ def diagnose(history: History) -> Diagnosis:
     """Return the diagnosis, without the revision and time that it gets when it is stored."""
     alerts = sorted(_dated(history), key=lambda each: (each.onset, each.step, severity_rank(each.severity), each.rule))
     grave = [each for each in alerts if each.is_open and each.severity in ("critical", "warning")]
+    if any(map(is_of_mismatch, grave)):
+        grave = [each for each in grave if not _is_nearly_back(each, history)]
     if collapse := next((each for each in grave if each.rule == COLLAPSE_RULE), None):
         # A collapse of the reward replaces the fall that preceded it, and began with it.
         oldest = min((each for each in grave if each.rule in REWARD_RULES), key=lambda each: each.onset)
@@ -97,12 +108,17 @@ def diagnose(history: History) -> Diagnosis:
         *outage_of(history.reward),
         *zero_rate(history.rates),
         *growing_lag(history),
+        *ceiling_of(history.reward),
+        *cut_rewarded(history),
+        *stale_part(history),
         *sources_in_fall(history, fall),
-        *(() if fall is None else (*tools_in_fall(fall, history), *cut_in_fall(fall, history))),
+        *(() if fall is None else _of_fall(fall, history)),
     )
     found = tuple(of_engine(each, history) for each in found)
     if history.model_kind == "moe":
         found = tuple(map(of_mixture, found))
+    if any(map(_is_chance, found)) and history.judged_k3 <= history.healthy_end:
+        found = tuple(each for each in found if not _is_chance(each))
     causes = ordered_causes(confirmed(found), history, fallen, fell)
     told = [each for each in causes if is_current(each, history)]
     blocking, lesser = _missing(history, alerts, causes, is_judged=bool(grave))
@@ -184,10 +200,32 @@ def diagnose(history: History) -> Diagnosis:
     )
 
 
+def _of_fall(fall: PastAlert, history: History) -> Sequence[DiagnosisCause]:
+    """Return what came with a fall of the reward and explains it."""
+    return (
+        *rate_before_fall(history.rates, fall, history.resumes),
+        *tools_in_fall(fall, history),
+        *cut_in_fall(fall, history),
+    )
+
+
+def _is_chance(cause: DiagnosisCause) -> bool:
+    return cause.name == PLACE and int(cause.evidence.get("steps", _LEAST_OF_PLACE)) < _LEAST_OF_PLACE
+
+
+def _is_nearly_back(alert: PastAlert, history: History) -> bool:
+    """Return whether an alert is of a fall of the reward of which most is recovered: other alerts are the news."""
+    if alert.rule != FALL_RULE or not history.reward.values or not {"before", "now"} <= alert.evidence.keys():
+        return False
+    before, found = float(alert.evidence["before"]), float(alert.evidence["now"])
+    return history.reward.newest(TRAILING_VALUES) - found >= _NEARLY_BACK * (before - found)
+
+
 def _proven_fault(told: Sequence[DiagnosisCause]) -> DiagnosisCause | None:
     """Return the first fault of the data that is proven and that makes a run unhealthy whatever k3 is."""
+    grave = NOT_MEASURED | OF_DATA | {STALE_PART}
     shown = (each for each in told if each.certainty == "shown")
-    return next((each for each in shown if each.name in NOT_MEASURED | OF_DATA or each.title.startswith(ALIKE)), None)
+    return next((each for each in shown if each.name in grave or each.title.startswith(ALIKE)), None)
 
 
 def _recurs_since(history: History) -> int | None:
@@ -305,7 +343,11 @@ def _untold(
         if history.length.newest() < _SHORT:
             sentence += f"; the responses have {plural(round(history.length.newest()), 'token')}"
             advice = "Read some responses: a policy may learn to answer with nothing."
-    elif history.newest_lags.hides_numerics and history.k3_now > history.healthy_end:
+    elif (
+        history.newest_lags.hides_numerics
+        and history.k3_now > history.healthy_end
+        and all(each.name != STALE_PART for each in causes)
+    ):
         sentence = history.newest_lags.untold(history.k3_now)
         advice = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
     elif history.judged_k3 > history.healthy_end and above_since(history) is None:

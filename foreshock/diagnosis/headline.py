@@ -19,11 +19,12 @@ from foreshock.diagnosis.causes import (
     signal_of,
 )
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
-from foreshock.diagnosis.cut_responses import MANY_CUT, RESPONSES_CUT
+from foreshock.diagnosis.cut_responses import CUT_REWARDED, MANY_CUT, RESPONSES_CUT
 from foreshock.diagnosis.episodes import MISMATCH, POLICY, episodes_of, family_of, is_of_mismatch
 from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, History, PastAlert, SteppedValues
 from foreshock.diagnosis.mismatch_order import MISMATCH_LATER, order_in_words
 from foreshock.diagnosis.odd_steps import ODD_STEPS
+from foreshock.diagnosis.rate_change import RATE_ROSE
 from foreshock.diagnosis.reward import level_after_fall
 from foreshock.diagnosis.reward_outage import outage_of
 from foreshock.diagnosis.source_rewards import MIX_CHANGED, ONE_SOURCE_FELL
@@ -55,12 +56,12 @@ ENTROPY_RULE: Final = "entropy_rise"
 ENTROPY_FALL: Final = "entropy_fall"
 PERPLEXITY_RULE: Final = "perplexity_rise"
 
-OF_FALL: Final = (TOOLS_CHANGED, MIX_CHANGED, ONE_SOURCE_FELL, RESPONSES_CUT)
+OF_FALL: Final = (RATE_ROSE, TOOLS_CHANGED, MIX_CHANGED, ONE_SOURCE_FELL, RESPONSES_CUT)
 """Causes of a fall of the reward that are no mismatch; the first one found is told."""
 
 SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs"),
-    "truncation_high": ("all_truncated",),
+    "truncation_high": ("all_truncated", CUT_REWARDED),
 }
 """Rule → the causes that say what its alert says, and more."""
 

@@ -13,6 +13,7 @@ from foreshock.api.runs import ChangeRecord
 from foreshock.api.watch import onset_of
 from foreshock.diagnosis.lags import AT_LAG_ZERO, LagLevels, StepLags
 from foreshock.diagnosis.odd_steps import OddSteps, odd_steps
+from foreshock.diagnosis.sync_period import sync_period
 from foreshock.healthy_ranges import required_range
 from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
@@ -83,7 +84,8 @@ class History:
     among the newest. `reward` and `length` are means of a step, `truncated` is the fraction of responses that were cut,
     `finished_reward` the mean reward of the others, `tool_tokens` the masked tokens of a rollout,
     `sources` by step the number and the sum of the rewards of each data source, where it is asked for.
-    `evaluations` are the rewards of evaluations by the name of their scalar, `rates` the logged learning rates.
+    `evaluations` are the rewards of evaluations by the name of their scalar, `rates` the logged learning
+    rates of the newest steps if the newest is 0, else of those about an open fall of the reward.
     `newest_step` is the newest one with rollouts. `causes` come from the lint, in the order of its catalogue, and from
     probes, whose evidence has a `step`. `undeclared` is what must be declared before the lint can find more.
     `checkpoints` are the steps with an announced checkpoint, ascending, `resumes` the steps at which attempts resumed,
@@ -133,6 +135,8 @@ class History:
     def odd(self) -> OddSteps | None:
         """The single steps whose k3 is far above that of the others; of mixed lags, k3 at lag 0."""
         steps, values, _ = self.course
+        if sync_period(steps, values, self.healthy_end) is not None:
+            return None
         return odd_steps(steps, values, self.healthy_end)
 
     @property

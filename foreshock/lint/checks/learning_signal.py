@@ -410,5 +410,4 @@ NOT_OF_GROUP = Check(
     "Rewards that are shaped after they are logged do the same, on purpose.",
     _check_equal,
     explains=False,
-    auxiliary=True,
 )

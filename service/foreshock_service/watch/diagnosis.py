@@ -137,7 +137,7 @@ def history_of(session: Session, run_id: str) -> History:
             reward = _stepped((step, values.get(REWARD_KEY)) for step, values in of_scalars.items())
         if not measured:
             reported = next((each for each in reversed(of_scalars.values()) if mismatch_rules.K3 in each), {})
-    evaluations, rates = _evaluations(session, run, observed), _rates(session, run, observed)
+    evaluations = _evaluations(session, run, observed)
     findings = _findings(
         session, run_id, [step for step, _ in of_steps], has_entropy=bool(series["entropy_mean"].values)
     )
@@ -150,6 +150,7 @@ def history_of(session: Session, run_id: str) -> History:
     )
     # Only the way back from a collapse reads the checkpoints; other diagnoses are spared the query.
     has_collapsed = any(each.is_open and each.rule == COLLAPSE_RULE for each in alerts)
+    fall = min((each.onset for each in alerts if each.is_open and each.rule in REWARD_RULES), default=None)
     return History(
         alerts=alerts,
         observed_step=observed,
@@ -163,7 +164,7 @@ def history_of(session: Session, run_id: str) -> History:
         reported=reported,
         reward=reward,
         evaluations=evaluations,
-        rates=rates,
+        rates=_rates(session, run, observed, fall),
         length=series["response_length_mean"],
         truncated=series["truncated_fraction"],
         finished_reward=series["finished_reward_mean"],
@@ -172,7 +173,7 @@ def history_of(session: Session, run_id: str) -> History:
             for step, values in of_steps
             if values["num_rollouts"]
         ),
-        sources=_sources(session, run_id, alerts, reward, observed) if has_rollouts else {},
+        sources=_sources(session, run_id, fall, reward, observed) if has_rollouts else {},
         causes=findings.causes,
         undeclared=findings.undeclared,
         unlogged=(*findings.unlogged, *remarks),
@@ -231,10 +232,9 @@ def _evaluations(session: Session, run: tables.Run | None, observed: int | None)
 
 
 def _sources(
-    session: Session, run_id: str, alerts: Iterable[PastAlert], reward: SteppedValues, newest: int | None
+    session: Session, run_id: str, fall: int | None, reward: SteppedValues, newest: int | None
 ) -> dict[int, dict[str, tuple[int, float]]]:
     """Return the rewards by data source about a fall of the reward; nothing else asks for them."""
-    fall = min((each.onset for each in alerts if each.is_open and each.rule in REWARD_RULES), default=None)
     if newest is None or not reward.values or not (fall is not None or reward.newest() < reward.best()):
         return {}
     if fall is None:
@@ -243,17 +243,20 @@ def _sources(
     return lint.rewards_by_source(session, run_id, *of_fall)
 
 
-def _rates(session: Session, run: tables.Run | None, observed: int | None) -> SteppedValues:
-    """Return the logged learning rates of the newest steps if the newest is 0; else nothing asks for them."""
+def _rates(session: Session, run: tables.Run | None, observed: int | None, fall: int | None) -> SteppedValues:
+    """Return the logged rates of the newest steps if the newest is 0, else those about a fall of the reward."""
     if run is None or observed is None:
         return SteppedValues()
     declared, found = run.scalar_names or {}, SteppedValues()
     names = names_of((LEARNING_RATE_KEY,), declared)
-    for steps in (_NEWEST_RATES, _EVALUATED_STEPS):
-        read = scalars.scalars_of_active_steps(session, run.id, names, max(0, observed - steps + 1), observed)
+    ranges = [(observed - _NEWEST_RATES + 1, observed), (observed - _EVALUATED_STEPS + 1, observed)]
+    if fall is not None:
+        ranges[1] = fall - 2 * NEWEST_STEPS, fall + NEWEST_STEPS
+    for first, last in ranges:
+        read = scalars.scalars_of_active_steps(session, run.id, names, max(0, first), last)
         rates = {step: quantities_of(values, declared, (LEARNING_RATE_KEY,)) for step, values in sorted(read.items())}
         found = _stepped((step, values.get(LEARNING_RATE_KEY)) for step, values in rates.items())
-        if not found.values or found.values[-1] != 0.0:
+        if fall is None and (not found.values or found.values[-1] != 0.0):
             return SteppedValues()
     return found
 

@@ -1,9 +1,10 @@
-"""A fall of the reward that is one of cut responses, and one that all responses share."""
+"""A fall of the reward that is one of cut responses or of all, and a reward that pays for being cut."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from foreshock.diagnosis.diagnose import diagnose
@@ -49,3 +50,27 @@ def test_a_fall_of_all_responses_is_no_matter_of_the_cap(history: History) -> No
     found = diagnose(history)
     assert "responses_cut" not in [each.name for each in found.causes]
     assert "look at the learning rate and the data" in found.next_steps[0]
+
+
+def paid(of_cut: float, others: float, noise: float = 0.05) -> History:
+    """Return a run whose share of cut responses grows from 40 to 98 %, with the mean rewards of both kinds."""
+    generator = np.random.default_rng(5)
+    cut = np.linspace(0.4, 0.98, 64)
+    finished = others + generator.normal(0.0, noise, 64)
+    reward = cut * (of_cut + generator.normal(0.0, noise, 64)) + (1.0 - cut) * finished
+    return replace(
+        fallen(0.2), alerts=(), reward=SteppedValues(_STEPS, reward.tolist()),
+        truncated=SteppedValues(_STEPS, cut.tolist()), finished_reward=SteppedValues(_STEPS, finished.tolist()),
+    )  # fmt: skip
+
+
+def test_a_reward_that_pays_for_being_cut_asks_for_no_longer_cap() -> None:
+    found = diagnose(paid(1.2, 0.8))
+    assert "cut responses get more reward (1.2) than the others (0." in found.headline
+    assert found.next_steps[0].startswith("Read some of the cut responses and look at the reward function")
+    assert not any("Raise the l" in each for each in found.next_steps)
+
+
+@pytest.mark.parametrize("history", [paid(0.3, 0.8), paid(0.8, 0.8), paid(0.82, 0.8)])
+def test_cut_responses_with_no_more_reward_are_not_told_so(history: History) -> None:
+    assert "cut_rewarded" not in [each.name for each in diagnose(history).causes]

@@ -170,6 +170,24 @@ def test_a_mismatch_of_one_engine_that_grows_from_the_start_is_of_its_weights(is
     assert cause.what_to_do.startswith("Check that updates reach this engine" if is_growing else "Compare the engines")
 
 
+@pytest.mark.parametrize(("steps", "is_told"), [(1, False), (3, True)])
+def test_a_place_of_a_healthy_mismatch_that_one_step_shows_is_chance(steps: int, is_told: bool) -> None:
+    place = DiagnosisCause(
+        name="mismatch_by_place", title="k3 falls", sentence="k3 falls.", source="lint", evidence={"steps": steps}
+    )
+    assert ("but k3 falls" in diagnose(replace(HEALTHY, causes=(place,))).headline) == is_told
+
+
+def test_a_fall_of_which_most_is_recovered_is_no_news_beside_the_mismatch() -> None:
+    rise = replace(RISE, evidence={"cause": "mismatch"})
+    evidence = {"before": 0.9, "now": 0.5, "onset_step": 25, "cause": "reward"}
+    fall = replace(FELL, rule="reward_fall", severity="warning", evidence=evidence)
+    for now, is_told in ((0.85, False), (0.6, True)):
+        reward = SteppedValues(HEALTHY.reward.steps, [now] * len(HEALTHY.reward.steps))
+        found = diagnose(replace(HEALTHY, reward=reward, alerts=(rise, fall)))
+        assert ("the reward fell" in found.headline) == is_told
+
+
 def test_of_alerts_of_one_step_the_mismatch_is_told() -> None:
     others = tuple(replace(RISE, rule=rule, why=f"{rule}.") for rule in ("chi2_high", "tail_heavy"))
     rise = replace(RISE, evidence={"cause": "mismatch"})

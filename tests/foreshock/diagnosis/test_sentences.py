@@ -37,10 +37,7 @@ def test_the_owner_of_the_entropy_is_named_in_words() -> None:
     check = CHECKS["entropy_of_trainer"]
     assert check.title == "the logged entropy is the trainer's, not the engine's"
     assert check.auxiliary
-    assert [each.name for each in CHECKS.values() if each.auxiliary] == [
-        "entropy_of_trainer",
-        "advantages_not_of_group",
-    ]
+    assert [each.name for each in CHECKS.values() if each.auxiliary] == ["entropy_of_trainer"]
 
 
 @pytest.mark.parametrize(
