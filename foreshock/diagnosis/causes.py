@@ -45,6 +45,7 @@ OF_SIGNAL: Final = frozenset({"advantages_against_rewards", "advantage_outlier",
 OF_DATA: Final = OF_SIGNAL | {
     "aborted_responses",
     REWARD_CEILING,
+    "context_limit",
     "unfinished_responses",
     "groups_not_prompts",
     "tokens_not_sampled",

@@ -23,7 +23,7 @@ from foreshock.lint.checks.pairs import IDENTICAL
 from foreshock.lint.checks.penalty import PENALTY
 from foreshock.lint.checks.places import BY_PLACE, EVERYWHERE
 from foreshock.lint.checks.ratio import CLIPPED, LIKELIER, MEAN_RATIO, PROCESSED
-from foreshock.lint.checks.responses import ABORTED, ALL_TRUNCATED, EMPTY, UNFINISHED
+from foreshock.lint.checks.responses import ABORTED, ALL_TRUNCATED, CONTEXT_LIMIT, EMPTY, UNFINISHED
 from foreshock.lint.checks.rounding import ROUNDED
 from foreshock.lint.checks.row_order import EXCHANGED
 from foreshock.lint.checks.sampling import ENTROPY_OF_TRAINER, NOT_DECLARED, RAW
@@ -73,6 +73,7 @@ _ALL = (
     ABORTED,
     UNFINISHED,
     ALL_TRUNCATED,
+    CONTEXT_LIMIT,
     ROUNDED,
 )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from foreshock.lint.counting import Counting, Counts, Table
+from foreshock.lint.counting import Counting, Counts, Table, largest
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_percent
 from foreshock.measures.inputs import truncated_rollouts
 from foreshock.rollouts.arrays import row_sums
@@ -19,6 +19,7 @@ OF_A_SAMPLE = "only a sample of the rollouts was sent in full"
 _EMPTY_SHARE, _LEAST_EMPTY = 0.03, 3
 _ABORTED_SHARE, _LEAST_ABORTED = 0.05, 3
 _TRUNCATED_SHARE, _LEAST_ROLLOUTS = 0.99, 8
+_AT_LIMIT_SHARE = 0.05
 _ABORTS = frozenset({"abort", "aborted", "cancelled", "error"})
 """Finish reasons of a response that the engine gave up, as vLLM, SGLang and slime name them."""
 # An id that ends this share of the finished responses and stands inside nearly none of them is an end of sequence.
@@ -75,6 +76,35 @@ class Longest(Table):
         """Return the row of the larger length, or of both if they are equal."""
         both = super().__add__(other)
         return both.rows(both.keys == both.keys.max(initial=0))
+
+
+class CutAtTotal(Table):
+    """Cut responses with the largest total of prompt and response tokens, the key; their least length negated, and the
+    largest. A cap on responses gives them one length, the context limit many."""
+
+    COLUMNS = ("responses", "minus_shortest", "longest")
+    LARGEST = 2
+
+    def __add__(self, other: Self) -> Self:
+        """Return the row of the larger total, or of both if they are equal."""
+        both = super().__add__(other)
+        return both.rows(both.keys == both.keys.max(initial=0))
+
+
+@dataclass
+class Totals(Counts):
+    """Responses by how they ended, and the totals of prompt and response tokens."""
+
+    known: int = 0
+    cut: int = 0  # of those in `known`
+    largest_total: float = largest()
+    at_limit: CutAtTotal = field(default_factory=CutAtTotal)
+
+    def add_batch(self, counting: Counting) -> None:
+        batch, (cut, known) = counting.batch, truncated_rollouts(counting.batch)
+        totals, lengths = np.diff(batch.prompt_offsets) + batch.response_lengths, batch.response_lengths[cut]
+        self.add(known=known, cut=cut, largest_total=float(totals.max(initial=0)))
+        self.at_limit += CutAtTotal.of(totals[cut], 1.0, -lengths, lengths)
 
 
 @dataclass
@@ -155,6 +185,26 @@ def _check_truncated(judging: Judging) -> Outcome:
     return Finding("warning", seen, {"truncated": cut, "rollouts": known})
 
 
+def _check_context(judging: Judging) -> Outcome:
+    """Check for cut responses of several lengths that all end at the largest total of prompt and response."""
+    totals = judging[Totals]
+    if not totals.known:
+        return NotChecked("needs finish_reason or length_cap")
+    count, minus_shortest, longest = totals.at_limit.values.sum(axis=0)
+    total = int(totals.at_limit.keys.sum())
+    too_few = count < max(_LEAST_ROLLOUTS, _AT_LIMIT_SHARE * totals.known)
+    if too_few or longest == -minus_shortest or total < totals.largest_total:
+        return Clean()
+    which = "cut responses all" if count == totals.cut else f"{int(count):,} of {totals.cut:,} cut responses"
+    seen = (
+        f"{int(count):,} of {totals.known:,} responses ({format_percent(count, totals.known)}) are cut at lengths of "
+        f"{int(-minus_shortest):,} to {int(longest):,}, all where prompt and response have {total:,} tokens together, "
+        "which no rollout exceeds: the context limit of the engine, not a cap on responses. Long prompts leave no room."
+    )
+    numbers = {"cut": count, "total": total, "shortest": -minus_shortest, "longest": longest}
+    return Finding("warning", seen, numbers, title=f"{which} end at prompt + response = {total:,}")
+
+
 EMPTY = Check(
     "empty_responses",
     "responses are empty",
@@ -187,5 +237,13 @@ ALL_TRUNCATED = Check(
     "Lengths are those of the limit, and rewards those of unfinished answers.",
     "Raise the limit, or check that the end of sequence is among the stop ids.",
     _check_truncated,
+    explains=False,
+)
+CONTEXT_LIMIT = Check(
+    "context_limit",
+    "responses are cut at the context limit, before their own cap",
+    "Rewards are those of unfinished answers, and the more so the longer the prompt.",
+    "Raise the engine's limit of prompt and response together (max_model_len), or leave out prompts that are too long.",
+    _check_context,
     explains=False,
 )
