@@ -238,10 +238,10 @@ def _check_clipped(judging: Judging) -> Outcome:
 
 PROCESSED = Check(
     "processed_log_probs",
-    "μ was truncated and π was not (processed log-probs)",
+    "μ was truncated, or ids were excluded, and π was not (processed log-probs)",
     "E ρ is the mass that truncation kept and not 1: k3 is KL − (1 − E ρ), and ESS, χ² and every weight leave out "
     "the tokens that were cut off.",
-    "Sample without truncation, or apply the same top-p, top-k and min-p to the trainer's distribution.",
+    "Sample without truncation and without excluded ids (bad words, a grammar), or apply them to the trainer's logits.",
     _check_processed,
     unless=if_invalid,
 )
