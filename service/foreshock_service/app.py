@@ -39,10 +39,8 @@ from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.present.exporter import collector as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.present.pages.sessions import unknown_address
-from foreshock_service.replay import certificates
+from foreshock_service.replay import certificates, leases
 from foreshock_service.replay.attribution import service as attribution
-from foreshock_service.replay.leases import endpoints as leases
-from foreshock_service.replay.leases.service import sweep as sweep_leases
 from foreshock_service.replay.probes import policies, requests, service, workers
 from foreshock_service.replay.results import publishing
 from foreshock_service.replay.results.scores import read_replayed_scores
@@ -172,7 +170,7 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
         Job("mark_waiting_runs", lambda: advance.mark_waiting_runs(context)),
         Job("close_scalar_tails", lambda: scalar_tails.close_scalar_tails(context)),
         Job("mark_stale_runs", lambda: runs.mark_stale_runs(context, started)),
-        Job("expire_leases", lambda: sweep_leases(context)),
+        Job("expire_leases", lambda: leases.sweep(context)),
         Job("make_automatic_probes", lambda: policies.make_automatic_probes(context)),
         Job("remove_old_temporaries", context.store.remove_old_temporaries, shared=False, every_seconds=600.0),
         Job("alert_of_unreadable_runs", lambda: alert_of_unreadable_runs(context), shared=False),

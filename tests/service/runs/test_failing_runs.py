@@ -14,7 +14,7 @@ from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.maintenance.retention import purge_all
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.replay.attribution.service import compute_stale_attributions
-from foreshock_service.replay.leases.service import sweep
+from foreshock_service.replay.leases import sweep
 from foreshock_service.replay.probes.policies import make_automatic_probes
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.failing_runs import RunIsolated, alert_of_unreadable_runs

@@ -57,22 +57,18 @@ ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.SKIPPED})
 FAILURES = (Outcome.RETRY, Outcome.FINAL, Outcome.EXPIRED)
 
 
-def claim(
-    job: ProbeJob, lease_id: str, worker: str, now_us: int, duration_us: int, environment: str | None = None
-) -> int:
-    """Give the queued job to a worker until `now_us + duration_us` and return the new fencing token.
+def claim(job: ProbeJob, lease: Lease, now_us: int, duration_us: int, environment: str | None) -> None:
+    """Give the queued job to the lease's worker until `now_us + duration_us`; the lease gets the new fencing token.
 
     `environment` is the one that the worker scores it in; None: the worker's default.
     """
-    assert job.state == JobState.QUEUED
     job.state = JobState.RUNNING
     job.tries += 1
     job.fencing_token += 1
-    job.lease_id = lease_id
-    job.worker = worker
+    job.lease_id, lease.token = lease.id, job.fencing_token
+    job.worker = lease.worker
     job.environment = environment
     job.lease_expires_at_us = now_us + duration_us
-    return job.fencing_token
 
 
 def holds(job: ProbeJob, lease: Lease, token: int) -> bool:

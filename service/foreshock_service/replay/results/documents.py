@@ -20,8 +20,7 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import of_step, upsert
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
-from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from foreshock_service.replay.leases.service import hold
+from foreshock_service.replay.leases import LeaseIdentifier, LeaseToken, hold
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.runs import attempts, events
 from foreshock_service.runs.due import mark

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.replay.leases import endpoints, service
+from foreshock_service.replay import leases
 from foreshock_service.replay.probes import jobs
 from foreshock_service.replay.results import doctor, documents, scores, vocabulary
 from foreshock_service.runs import events
@@ -30,7 +30,7 @@ class ScoresPublished(events.StepEvent):
 
 @router.post("/v1/leases/{lease}/complete", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def complete(
-    lease: endpoints.LeaseIdentifier, body: endpoints.TokenBody, context: Context, principal: security.Worker
+    lease: leases.LeaseIdentifier, body: leases.TokenBody, context: Context, principal: security.Worker
 ) -> None:
     """Publish the job's results."""
     context.database.write(lambda session: publish_job(session, context, principal, lease, body.token))
@@ -43,10 +43,10 @@ def publish_job(
 
     Raises LeaseNotFound, LeaseLost unless the token is the newest, and ResultIncomplete if results are missing.
     """
-    lease, job, probe = service.lock_lease(session, principal, lease_id)
-    if service.is_completed(lease, token):
+    lease, job, probe = leases.lock_lease(session, principal, lease_id)
+    if leases.is_completed(lease, token):
         return
-    service.check_held(lease, job, token)
+    leases.check_held(lease, job, token)
     now = database_now_us(session)
     kind = documents.DOCUMENTS[probe.kind]
     # A probe of scores alone is of the kind `exact`, and has no document.

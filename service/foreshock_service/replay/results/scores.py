@@ -23,8 +23,15 @@ from foreshock_service.platform.database.engine import insert_if_absent, table_o
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Score, ScoreFile
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.store import removal, tokens
-from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, UploadReceipt
-from foreshock_service.replay.leases.service import check_held, find_lease, hold, is_completed
+from foreshock_service.replay.leases import (
+    LeaseIdentifier,
+    LeaseToken,
+    UploadReceipt,
+    check_held,
+    find_lease,
+    hold,
+    is_completed,
+)
 from foreshock_service.replay.probes import environments, jobs, pinned_rollouts, schemas, service
 from foreshock_service.replay.results import documents, files
 from foreshock_service.runs import attempts, events

@@ -17,8 +17,7 @@ from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, VocabularyPart
 from foreshock_service.platform.problem import InvalidRequest
-from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from foreshock_service.replay.leases.service import hold
+from foreshock_service.replay.leases import LeaseIdentifier, LeaseToken, hold
 
 router = parameters.api_router(prefix="/v1/leases", tags=["leases"])
 

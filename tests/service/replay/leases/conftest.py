@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock_service.replay.leases import service as leases
+from foreshock_service.replay import leases
 from foreshock_service.replay.probes import requests
 from foreshock_service.replay.probes import service as probes
 from foreshock_service.replay.results import publishing

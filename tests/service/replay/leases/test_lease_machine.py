@@ -28,9 +28,8 @@ from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.security import Principal
-from foreshock_service.replay.leases import service as leases
-from foreshock_service.replay.leases.endpoints import FailBody, HeartbeatBody, LeaseRequest
-from foreshock_service.replay.leases.service import LeaseLost
+from foreshock_service.replay import leases
+from foreshock_service.replay.leases import FailBody, HeartbeatBody, LeaseLost, LeaseRequest
 from foreshock_service.replay.probes import service as probes
 from foreshock_service.replay.probes.jobs import JobState, Outcome, new_jobs
 from foreshock_service.replay.probes.schemas import ScorerRequest
@@ -96,7 +95,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def claim(self, worker: str, engines: set[str]) -> Any:
         """A worker requests a job; it gets one exactly if one is queued that it can do."""
         request = LeaseRequest(worker=worker, scorers=[SCORERS[engine] for engine in sorted(engines)])
-        lease = self._write(leases.claim, request)
+        lease = self._write(leases.claim_job, request)
         self._expire()
         waiting = {job for job in self.jobs if job not in self.holder and job not in self.ended}
         if lease is None:
@@ -117,17 +116,17 @@ class LeaseMachine(RuleBasedStateMachine):
         job = lease.job.id
         if self._holds(lease):
             self.ends_at[job] = max(self.ends_at[job], self.clock.now + self._duration)
-            assert self._write(leases.heartbeat, lease.lease, HeartbeatBody(token=lease.token)) == self.ends_at[job]
+            assert self._write(leases.extend_lease, lease.lease, HeartbeatBody(token=lease.token)) == self.ends_at[job]
         else:
             with pytest.raises(LeaseLost):
-                self._write(leases.heartbeat, lease.lease, HeartbeatBody(token=lease.token))
+                self._write(leases.extend_lease, lease.lease, HeartbeatBody(token=lease.token))
 
     @rule(lease=granted, wrong=st.integers(1, 9))
     def guess_a_token(self, lease: LeaseRecord, wrong: int) -> None:
         """A token that is not the lease's own never works."""
         if wrong != lease.token:
             with pytest.raises(LeaseLost):
-                self._write(leases.heartbeat, lease.lease, HeartbeatBody(token=wrong))
+                self._write(leases.extend_lease, lease.lease, HeartbeatBody(token=wrong))
 
     @rule(lease=granted)
     def complete(self, lease: LeaseRecord) -> None:
@@ -154,12 +153,12 @@ class LeaseMachine(RuleBasedStateMachine):
                 ended = session.get(tables.Lease, lease.lease)
                 is_repeated = ended is not None and ended.outcome == Outcome(kind)
             if is_repeated:
-                self._write(leases.fail, lease.lease, body)
+                self._write(leases.fail_job, lease.lease, body)
                 return
             with pytest.raises(LeaseLost):
-                self._write(leases.fail, lease.lease, body)
+                self._write(leases.fail_job, lease.lease, body)
             return
-        self._write(leases.fail, lease.lease, body)
+        self._write(leases.fail_job, lease.lease, body)
         job = lease.job.id
         del self.holder[job]
         if kind == "retry":
@@ -222,7 +221,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Let good workers do the rest: every job ends."""
         self.clock.pass_seconds(1000)
         request = LeaseRequest(worker="good", scorers=list(SCORERS.values()))
-        while (lease := self._write(leases.claim, request)) is not None:
+        while (lease := self._write(leases.claim_job, request)) is not None:
             self.context.database.write(partial(_send_scores, lease=lease))
             self._publish(lease)
         with self.context.database.read() as session:

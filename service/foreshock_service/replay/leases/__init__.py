@@ -1,1 +1,0 @@
-"""Leases: a worker claims a job, keeps it by heartbeats, and gives it back."""
