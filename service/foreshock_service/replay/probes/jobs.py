@@ -12,19 +12,14 @@ Of two queued jobs the older one comes first; an urgent one counts as queued a d
 ever.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
 from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.scorers import EXACT_PAIRS, SCORERS
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Worker, new_identifier
 from foreshock_service.replay.probes.environments import WantedEnvironment, names_in_words
-
-if TYPE_CHECKING:
-    from foreshock_service.replay.probes.schemas import ScorerRequest
 
 # A worker is live if it asked for a job or sent a heartbeat within this time. A lease request waits 60 s at most.
 LIVE_MINUTES = 5
@@ -125,7 +120,7 @@ def requeue(job: ProbeJob, now_us: int) -> None:
     job.worker = None
     job.environment = None
     job.queued_at_us = now_us
-    set_priority(job, Priority(job.priority))
+    job.rank_us = _rank_us(now_us, job.priority)
     job.finished_at_us = None
 
 
@@ -171,58 +166,67 @@ class Priority(StrEnum):
     URGENT = "urgent"
 
 
-def rank_us(queued_at_us: int, priority: Priority) -> int:
+def _rank_us(queued_at_us: int, priority: str) -> int:
     """Return the rank of a queued job in microseconds; the job with the lowest rank is leased first."""
     return queued_at_us - HEAD_START_US if priority == Priority.URGENT else queued_at_us
 
 
-def set_priority(job: ProbeJob, priority: Priority) -> None:
-    """Set the priority of a job and the rank that follows from it."""
-    job.priority = priority
-    job.rank_us = rank_us(job.queued_at_us, priority)
-
-
 def new_jobs(
     probe: Probe,
-    scorers: Sequence[ScorerRequest],
     live: Iterable[Worker],
     now_us: int,
-    wanted: Mapping[str, WantedEnvironment] | None = None,
-    exact_pairs: Sequence[str] = (),
-    priority: Priority = Priority.NORMAL,
+    wanted: Mapping[str, WantedEnvironment] = MappingProxyType({}),
+    *,
+    is_near_alert: bool = False,
 ) -> list[ProbeJob]:
     """Return the jobs of a new probe; `wanted` has the environments of each engine's job.
 
-    An exact pair is a job of its own, in the environment of its behaviour's engine.
-
     A job starts its engine once for all of its scorers, so each engine gets one job. The job has the scorers that one
     live worker offers; each other scorer of the engine gets a job of its own, so that the job does not wait for it.
-    A probe of a kind with a capability is one job.
+    An exact pair is a job of its own, in the environment of its behaviour's engine. A probe of a kind with a capability
+    is one job.
     """
-    offers, environments = _offers(live, probe.accelerator), wanted or {}
-    names = sorted({each.scorer for each in scorers})
-    kind = PROBE_KINDS[probe.kind]
-    jobs = []
+    priority = probe.priority or (Priority.URGENT if is_near_alert else Priority.NORMAL)
+    kind, names = PROBE_KINDS[probe.kind], {each["scorer"] for each in probe.scorers}
+    # Label, engine, needs and exact pairs of each job.
+    parts: list[tuple[str, str, set[str], list[str]]] = []
     if kind.capability:
         # Another engine's environment takes precedence over that of torch.
-        engine = min((str(SCORERS[name].engine) for name in names), key=lambda engine: engine == "torch")
-        environment = environments.get(engine, WantedEnvironment())
-        label = engine if kind.sends_scores else kind.name
-        jobs.append(_job(probe, label, {*names, kind.capability}, scorers, environment, now_us))
-        names = []
-    for engine in sorted({str(SCORERS[name].engine) for name in names}):
-        environment = environments.get(engine, WantedEnvironment())
-        of_engine = {name for name in names if SCORERS[name].engine == engine}
-        # Most scorers that one live worker offers; all if no live worker offers any of them.
-        together = max((of_engine & offered for offered in offers), key=len, default=set()) or of_engine
-        jobs.append(_job(probe, engine, together, scorers, environment, now_us))
-        jobs += [_job(probe, name, {name}, scorers, environment, now_us) for name in sorted(of_engine - together)]
-    for pair in () if kind.capability else exact_pairs:
-        environment = environments.get(str(SCORERS[EXACT_PAIRS[pair].behaviour].engine), WantedEnvironment())
-        jobs.append(_job(probe, f"exact.{pair}", {pair}, (), environment, now_us))
-        jobs[-1].exact_pairs = [pair]
-    for job in jobs:
-        set_priority(job, priority)
+        engine = min((str(SCORERS[name].engine) for name in sorted(names)), key=lambda engine: engine == "torch")
+        parts.append((engine if kind.sends_scores else kind.name, engine, {*names, kind.capability}, []))
+    else:
+        offers = [_offers_of(each) for each in live if probe.accelerator in (None, each.accelerator)]
+        for engine in sorted({str(SCORERS[name].engine) for name in names}):
+            of_engine = {name for name in names if SCORERS[name].engine == engine}
+            # Most scorers that one live worker offers; all if no live worker offers any of them.
+            together = max((of_engine & offered for offered in offers), key=len, default=set()) or of_engine
+            parts.append((engine, engine, together, []))
+            parts += [(name, engine, {name}, []) for name in sorted(of_engine - together)]
+        for pair in probe.exact_pairs:
+            parts.append((f"exact.{pair}", str(SCORERS[EXACT_PAIRS[pair].behaviour].engine), {pair}, [pair]))
+    jobs = []
+    for label, engine, needs, pairs in parts:
+        environment = wanted.get(engine, WantedEnvironment())
+        jobs.append(
+            ProbeJob(
+                id=new_identifier("job"),
+                probe_id=probe.id,
+                engine=label,
+                scorers=[each for each in probe.scorers if each["scorer"] in needs],
+                exact_pairs=pairs,
+                needs=",".join(sorted(needs)),
+                accelerator=probe.accelerator,
+                environments=environment.text(),
+                environment_required=environment.is_required,
+                state=JobState.QUEUED,
+                tries=0,
+                fencing_token=0,
+                reasons=[],
+                priority=priority,
+                queued_at_us=now_us,
+                rank_us=_rank_us(now_us, priority),
+            )
+        )
     return jobs
 
 
@@ -235,22 +239,19 @@ def scored_by(job: ProbeJob) -> list[dict[str, str]]:
 def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
     """Return a sentence about the scorers that a queued job waits for; None if a live worker can do the job."""
     needs = set(job.needs.split(","))
-    live = list(live)
+    able = [worker for worker in live if job.accelerator in (None, worker.accelerator)]
     wanted = WantedEnvironment.stored(job.environments, job.environment_required)
-    offers = _offers(live, job.accelerator)
-    if any(needs <= offered for offered in offers):
-        if any(
-            needs <= offers_of(worker) and wanted.accepts(worker.environments)
-            for worker in live
-            if job.accelerator in (None, worker.accelerator)
-        ):
-            return None
+    offering = [worker for worker in able if needs <= _offers_of(worker)]
+    if any(wanted.accepts(worker.environments) for worker in offering):
+        return None
+    if offering:
         return (
             f"waiting for a worker that offers {job.needs.replace(',', ', ')} in the environment "
             f"{names_in_words(wanted.names)}: no live worker does"
         )
     missing = [
-        EXACT_PAIRS[name].name if name in EXACT_PAIRS else name for name in sorted(needs.difference(*offers) or needs)
+        EXACT_PAIRS[name].name if name in EXACT_PAIRS else name
+        for name in sorted(needs.difference(*map(_offers_of, able)) or needs)
     ]
     on = f" on {job.accelerator}" if job.accelerator is not None else ""
     return (
@@ -259,36 +260,6 @@ def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
     )
 
 
-def offers_of(worker: Worker) -> frozenset[str]:
+def _offers_of(worker: Worker) -> frozenset[str]:
     """Return the names of the scorers and the keys of the exact pairs that the worker offers."""
     return frozenset([*worker.scorers, *worker.exact_pairs])
-
-
-def _offers(live: Iterable[Worker], accelerator: str | None) -> list[frozenset[str]]:
-    return [offers_of(worker) for worker in live if accelerator in (None, worker.accelerator)]
-
-
-def _job(
-    probe: Probe,
-    label: str,
-    names: set[str],
-    scorers: Sequence[ScorerRequest],
-    wanted: WantedEnvironment,
-    now_us: int,
-) -> ProbeJob:
-    return ProbeJob(
-        id=new_identifier("job"),
-        probe_id=probe.id,
-        engine=label,
-        scorers=[each.model_dump() for each in scorers if each.scorer in names],
-        exact_pairs=[],
-        needs=",".join(sorted(names)),
-        accelerator=probe.accelerator,
-        environments=wanted.text(),
-        environment_required=wanted.is_required,
-        state=JobState.QUEUED,
-        tries=0,
-        fencing_token=0,
-        reasons=[],
-        queued_at_us=now_us,
-    )

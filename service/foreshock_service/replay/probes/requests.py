@@ -14,7 +14,7 @@ from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
 from foreshock_service.platform import pagination, parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Checkpoint, Run, new_identifier, probes
+from foreshock_service.platform.database.tables import Checkpoint, Probe, Run, new_identifier
 from foreshock_service.replay.probes import environments, jobs, pinned_rollouts, schemas, service, workers
 from foreshock_service.runs import attempts, events, run_endpoints, runs
 from foreshock_service.runs.shards import PURGED, shards_of_step
@@ -94,6 +94,7 @@ def cancel_probe(probe: ProbeIdentifier, context: Context, principal: security.I
 
 
 _NAMED_CHECKPOINTS = 5
+_SETTLED = {"step", "kind", "accelerator", "environment", "max_rollouts", "options", "budget_seconds"}
 _WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")
 
 
@@ -103,36 +104,12 @@ class UnknownScorer(problem.ProblemError, status=422, problem_type="unknown-scor
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A request with the attempt, the rollouts and the weights that it resolves to."""
+    """A request with what it resolves to: its rollouts, and the row of its probe except what is counted."""
 
     run: Run
-    attempt: int
-    body: schemas.ProbeCreate
-    selection: list[list[Any]]
     rollouts: pinned_rollouts.PinnedRollouts
-    weights: dict[str, Any]
-    weights_expire_at_us: int | None
     attempt_fingerprint: dict[str, Any]
-    candidates: list[dict[str, Any]] | None
-
-    @property
-    def scorers(self) -> list[schemas.ScorerRequest]:
-        if probe_kinds.PROBE_KINDS[self.body.kind].scorers == 2:
-            return self.body.scorers  # their order matters: the second one is the reference, or gives μ
-        return sorted(self.body.scorers, key=lambda each: (each.scorer, each.variant))
-
-    @property
-    def exact_pairs(self) -> list[str]:
-        return sorted(self.body.exact_pairs)
-
-    def request_digest(self) -> str:
-        """Return the digest by which an equal request is found."""
-        settled = {"attempt", "scorers", "exact_pairs", "max_candidates", "priority"}
-        meant = {
-            "scorers": [each.model_dump() for each in self.scorers],
-            **{name: getattr(self, name) for name in ("attempt", "exact_pairs", "selection", "weights", "candidates")},
-        }
-        return digests.digest_of_json({**self.body.model_dump(mode="json", exclude=settled), **meant})
+    row: dict[str, Any]
 
 
 def request_probe(
@@ -142,7 +119,7 @@ def request_probe(
     check_scorers(body)
     with context.database.read() as session:
         plan = _plan(context, session, principal, run_id, body)
-        known = service.find_by_request(session, run_id, plan.request_digest())
+        known = service.find_by_request(session, run_id, plan.row["request_digest"])
         if known is not None:
             return service.shown(session, plan.run, known), False
     with problem.present_file(f"a shard of step {body.step}"):
@@ -160,8 +137,8 @@ def request_probe(
             "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
         )
     scorers = {asked.scorer for asked in body.scorers} | schemas.scorers_of_pairs(body.exact_pairs)
-    options = environments.with_declared_precision(body.options, scorers, fingerprints["trainer"])
-    return context.database.write(lambda session: _insert(session, principal, plan, count, wanted, options))
+    plan.row["options"] = environments.with_declared_precision(body.options, scorers, fingerprints["trainer"])
+    return context.database.write(lambda session: _insert(session, principal, plan, count, wanted))
 
 
 def check_scorers(body: schemas.ProbeCreate) -> None:
@@ -216,16 +193,24 @@ def _plan(
     present = [shard for shard in shards if shard.tokens_purged_at_us is None]
     if not present:
         raise service.ProbeNotPossible(f"step {key.step} cannot be replayed: {PURGED}")
+    by_name = sorted(body.scorers, key=lambda each: (each.scorer, each.variant))
+    # Of two scorers the order matters: the second one is the reference, or gives μ.
+    asked = body.scorers if probe_kinds.PROBE_KINDS[body.kind].scorers == 2 else by_name
+    meant = {
+        **body.model_dump(mode="json", include=_SETTLED),
+        "attempt": key.attempt,
+        "scorers": [each.model_dump() for each in asked],
+        "exact_pairs": sorted(body.exact_pairs),
+        "selection": [service.selected_rollouts(shard) for shard in present],
+        "checkpoint": {name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
+        "candidates": _candidates(session, principal, run, key, body),
+    }
+    of_request = {"request_digest": digests.digest_of_json(meant), "priority": body.priority}
     return _Plan(
         run=run,
-        attempt=key.attempt,
-        body=body,
-        selection=[service.selected_rollouts(shard) for shard in present],
         rollouts=service.pinned_rollouts(context, present, body.max_rollouts),
-        weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
-        weights_expire_at_us=checkpoint.expires_at_us,
         attempt_fingerprint=attempts.fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
-        candidates=_candidates(session, principal, run, key, body),
+        row={**meant, **of_request, "run_id": run.id, "checkpoint_expires_at_us": checkpoint.expires_at_us},
     )
 
 
@@ -241,11 +226,18 @@ def _announced(session: Session, key: events.StepKey) -> str:
 def _candidates(
     session: Session, principal: security.Principal, run: Run, key: events.StepKey, body: schemas.ProbeCreate
 ) -> list[dict[str, Any]] | None:
-    """Return the weights that the doctor tries besides those of the step; None for other probes."""
+    """Return the weights that the doctor tries besides those of the step; None for other probes.
+
+    The checkpoints of earlier steps are tried alternately from the nearest and from the first one.
+    """
     if body.kind != probe_kinds.DOCTOR.name:
         return None
-    of_other = [] if body.against is None else [_weights_of_other(session, principal, run, body.against, key.step)]
-    return of_other + _tried_by_doctor(session, key, body)
+    tried = [] if body.against is None else [_weights_of_other(session, principal, run, body.against, key.step)]
+    left = list(service.earlier_checkpoints(session, key))
+    for number in range(min(body.max_candidates, len(left))):
+        each = left.pop(0 if number % 2 else -1)
+        tried.append({name: getattr(each, name) for name in _WEIGHTS_FIELDS})
+    return tried
 
 
 def _weights_of_other(
@@ -264,65 +256,30 @@ def _weights_of_other(
     return {name: getattr(found[-1], name) for name in _WEIGHTS_FIELDS} | {"run": title}
 
 
-def _tried_by_doctor(session: Session, key: events.StepKey, body: schemas.ProbeCreate) -> list[dict[str, Any]]:
-    """Return the checkpoints that the doctor tries, alternately from the nearest and from the first one."""
-    left = list(service.earlier_checkpoints(session, key))
-    chosen: list[dict[str, Any]] = []
-    while left and len(chosen) < body.max_candidates:
-        each = left.pop() if len(chosen) % 2 == 0 else left.pop(0)
-        chosen.append({name: getattr(each, name) for name in _WEIGHTS_FIELDS})
-    return chosen
-
-
 def _insert(
     session: Session,
     principal: security.Principal,
     plan: _Plan,
     count: pinned_rollouts.RolloutCount,
     wanted: Mapping[str, environments.WantedEnvironment],
-    options: dict[str, dict[str, Any]],
 ) -> tuple[ProbeRecord, bool]:
     runs.lock_run(session, principal, plan.run.id)
-    key = events.StepKey(plan.run.id, plan.attempt, plan.body.step)
+    key = events.StepKey(plan.run.id, plan.row["attempt"], plan.row["step"])
     present = (shard for shard in shards_of_step(session, key) if shard.tokens_purged_at_us is None)
-    if [service.selected_rollouts(shard) for shard in present] != plan.selection:
+    if [service.selected_rollouts(shard) for shard in present] != plan.row["selection"]:
         raise service.ProbeNotPossible(
             f"rollouts of step {key.step} were purged or arrived while the request was checked: request the probe again"
         )
     now = database_now_us(session)
-    body, request_digest = plan.body, plan.request_digest()
-    row = {
-        "id": new_identifier("probe"),
-        "run_id": plan.run.id,
-        "attempt": plan.attempt,
-        "step": body.step,
-        "kind": body.kind,
-        "request_digest": request_digest,
-        "scorers": [each.model_dump() for each in plan.scorers],
-        "exact_pairs": plan.exact_pairs,
-        "options": options,
-        "accelerator": body.accelerator,
-        "environment": body.environment,
-        "max_rollouts": body.max_rollouts,
-        "priority": body.priority,
-        "checkpoint": plan.weights,
-        "checkpoint_expires_at_us": plan.weights_expire_at_us,
-        "candidates": plan.candidates,
-        "budget_seconds": body.budget_seconds,
-        "selection": plan.selection,
-        "rollouts": count.rollouts,
-        "tokens": count.tokens,
-        "rollout_set_digest": count.rollout_set_digest,
-        "from_sample": count.rollouts < count.of_rollouts,
-        "created_at_us": now,
-    }
-    created = insert_if_absent(session, probes.Probe, row)
-    probe = service.find_by_request(session, plan.run.id, request_digest)
+    counted = {name: getattr(count, name) for name in ("rollouts", "tokens", "rollout_set_digest")}
+    sampled = count.rollouts < count.of_rollouts
+    new = {"id": new_identifier("probe"), "from_sample": sampled, "created_at_us": now}
+    created = insert_if_absent(session, Probe, {**plan.row, **counted, **new})
+    probe = service.find_by_request(session, plan.run.id, plan.row["request_digest"])
     assert probe is not None
     if created:
         live = workers.live_workers(session, plan.run.project, now)
-        near = session.scalar(select(service.is_near_open_alert(plan.run.id, body.step)))
-        priority = body.priority or (jobs.Priority.URGENT if near else jobs.Priority.NORMAL)
-        session.add_all(jobs.new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs, priority))
+        near = session.scalar(select(service.is_near_open_alert(plan.run.id, key.step)))
+        session.add_all(jobs.new_jobs(probe, live, now, wanted, is_near_alert=bool(near)))
         session.flush()
     return service.shown(session, plan.run, probe), created

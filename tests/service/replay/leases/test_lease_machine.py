@@ -32,7 +32,6 @@ from foreshock_service.replay import leases
 from foreshock_service.replay.leases import FailBody, HeartbeatBody, LeaseLost, LeaseRequest
 from foreshock_service.replay.probes import service as probes
 from foreshock_service.replay.probes.jobs import JobState, Outcome, new_jobs
-from foreshock_service.replay.probes.schemas import ScorerRequest
 from foreshock_service.replay.results import publishing
 from tests.service.replay.leases.conftest import Clock
 
@@ -82,8 +81,7 @@ class LeaseMachine(RuleBasedStateMachine):
             probe = _probe(run, f"request-{number}", self.clock.now + number)
             session.add(probe)
             session.flush()
-            asked = [ScorerRequest(scorer=SCORERS[engine]) for engine in ENGINES]
-            for job in new_jobs(probe, asked, (), self.clock.now + number):
+            for job in new_jobs(probe, (), self.clock.now + number):
                 session.add(job)
                 self.jobs[job.id] = probe.id
         self.tries = dict.fromkeys(self.jobs, 0)
@@ -263,9 +261,9 @@ class LeaseMachine(RuleBasedStateMachine):
 def _probe(run: str, request: str, created_at_us: int) -> tables.Probe:
     return tables.Probe(
         id=tables.new_identifier("probe"), run_id=run, attempt=1, step=1, kind="exact", request_digest=request,
-        scorers=[], exact_pairs=[], options={}, accelerator=None, max_rollouts=None, checkpoint_expires_at_us=None,
-        selection=[],
-        rollouts=1, tokens=1, rollout_set_digest=request, from_sample=False, created_at_us=created_at_us,
+        scorers=[{"scorer": SCORERS[engine], "variant": ""} for engine in ENGINES], exact_pairs=[], options={},
+        accelerator=None, max_rollouts=None, checkpoint_expires_at_us=None,
+        selection=[], rollouts=1, tokens=1, rollout_set_digest=request, from_sample=False, created_at_us=created_at_us,
         checkpoint={"root": "r", "path": "p", "format": "f", "digest": "d", "step": 1, "weights_version": None},
     )  # fmt: skip
 
