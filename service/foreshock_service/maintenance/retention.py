@@ -4,36 +4,27 @@ A step is purged in one short transaction that checks again that nothing waits f
 after the grace. So it may run beside the service, twice at once, and may be interrupted.
 """
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import and_, delete, exists, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, select, update
 from sqlalchemy.orm import Session
 
 from foreshock import clock, errors
-from foreshock_service.maintenance.stored_files import jobs_of_step, maintenance_context, run_called, steps_beyond
+from foreshock_service.maintenance.stored_files import jobs_of_step, maintenance_context, run_called
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.platform.settings import load_settings
+from foreshock_service.platform.parameters import LARGEST_STEP
+from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes.jobs import ENDED
 from foreshock_service.runs import events
 from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.runs import lock_run_for_background
 
-
-def purged_steps(steps: Iterable[int], newest: int, alerts: Iterable[int], last: int, around: int) -> list[int]:
-    """Return the steps whose tokens are not kept, in their order, in a run whose newest step is `newest`.
-
-    Kept are the newest `last` steps, and `around` steps before and after each alert.
-    """
-    near_alerts = {alert + offset for alert in alerts for offset in range(-around, around + 1)}
-    return [step for step in steps if step <= newest - last and step not in near_alerts]
-
-
-_STEPS_AT_ONCE = 1_000
 _logger = logging.getLogger(__name__)
 
 
@@ -45,16 +36,8 @@ class RunReport:
     steps: int = 0
     files: int = 0
     file_bytes: int = 0
-    first_step: int | None = None
-    last_step: int | None = None
-
-    def count(self, key: events.StepKey, files: list[tuple[str, int]]) -> None:
-        """Count a step with these files, given as (name, bytes)."""
-        self.steps += 1
-        self.files += len(files)
-        self.file_bytes += sum(size for _, size in files)
-        self.first_step = key.step if self.first_step is None else min(self.first_step, key.step)
-        self.last_step = key.step if self.last_step is None else max(self.last_step, key.step)
+    first_step: int = LARGEST_STEP
+    last_step: int = 0
 
 
 def purge(
@@ -68,8 +51,7 @@ def purge(
 
     Without FORESHOCK_RETENTION_LAST_STEPS all tokens are kept.
     """
-    last = context.settings.retention_last_steps
-    if last is None:
+    if context.settings.retention_last_steps is None:
         return
     with context.database.read() as session:
         query = select(tables.Run).where(tables.Run.deleted_at_us.is_(None))
@@ -78,7 +60,22 @@ def purge(
         runs = session.scalars(query.order_by(tables.Run.created_at_us, tables.Run.id)).all()
     for run in runs:
         with RunIsolated(context.database, context.events, run.id, "purge the tokens that its settings do not keep"):
-            yield _purge_run(context, run, last, dry_run, go_on)
+            report = RunReport(run)
+            with context.database.read() as session:
+                keys = _purgeable(session, context.settings, run.id)
+            for key in itertools.takewhile(lambda _: go_on(), keys):
+                if dry_run:
+                    with context.database.read() as session:
+                        files = _files_of_step(session, key)
+                else:
+                    files = context.database.write(partial(_purge_step, context, key))
+                if files:
+                    report.steps += 1
+                    report.files += len(files)
+                    report.file_bytes += sum(size for _, size in files)
+                    report.first_step = min(report.first_step, key.step)
+                    report.last_step = max(report.last_step, key.step)
+            yield report
 
 
 def purge_all(context: ServiceContext, go_on: Callable[[], bool] = lambda: True) -> int:
@@ -94,91 +91,59 @@ def purge_all(context: ServiceContext, go_on: Callable[[], bool] = lambda: True)
     return steps
 
 
-def _purge_run(
-    context: ServiceContext, run: tables.Run, last: int, dry_run: bool, go_on: Callable[[], bool]
-) -> RunReport:
-    report = RunReport(run)
-    with context.database.read() as session:
-        newest = _newest_step(session, run.id)
-        alerts = _alert_steps(session, run.id)
-    if newest is None:
-        return report
-    after, around = (0, -1), context.settings.retention_alert_steps
-    steps = [events.StepKey(run.id, 0, -1)]
-    while steps and go_on():
-        with context.database.read() as session:
-            steps = _settled_steps(session, run.id, newest - last, after, _STEPS_AT_ONCE)
-            chosen = set(purged_steps({key.step for key in steps}, newest, alerts, last, around))
-            found = [(key, _files_of_step(session, key)) for key in steps if key.step in chosen]
-        for key, files in found:
-            if not go_on():
-                break
-            if dry_run or context.database.write(partial(_purge_step, context, key, files)):
-                report.count(key, files)
-        after = (steps[-1].attempt, steps[-1].step) if steps else after
-    return report
-
-
-def _purge_step(context: ServiceContext, key: events.StepKey, files: list[tuple[str, int]], session: Session) -> bool:
-    """Purge a step in this transaction; False if something waits for its tokens now, or its files have changed."""
+def _purge_step(context: ServiceContext, key: events.StepKey, session: Session) -> list[tuple[str, int]]:
+    """Purge a step in this transaction and return its files; none if something needs its tokens now."""
+    of_step = (tables.Step.attempt == key.attempt, tables.Step.step == key.step)
     if lock_run_for_background(session, key.run_id) is None:
-        return False
-    if key not in _settled_steps(session, key.run_id, key.step, (key.attempt, key.step - 1), 1):
-        return False
-    if _files_of_step(session, key) != files:
-        return False
+        return []
+    if not _purgeable(session, context.settings, key.run_id, *of_step):
+        return []
+    files = _files_of_step(session, key)
     give_up_files(session, files, "retention", context.settings.removal_grace_seconds)
     # Its shards keep their rows.
-    now = clock.now_us()
-    none_stored = {"full_rollouts": 0, "full_tokens": 0}
+    removed = {"tokens_purged_at_us": clock.now_us(), "full_rollouts": 0, "full_tokens": 0}
     whole = (engine.of_step(tables.Shard, key), tables.Shard.tokens_purged_at_us.is_(None))
-    removed = {"tokens_purged_at_us": now, "sampled_rollouts": 0, **none_stored}
-    session.execute(update(tables.Shard).where(*whole).values(removed))
-    session.execute(
-        update(tables.Step).where(engine.of_step(tables.Step, key)).values(tokens_purged_at_us=now, **none_stored)
-    )
+    session.execute(update(tables.Shard).where(*whole).values(sampled_rollouts=0, **removed))
+    session.execute(update(tables.Step).where(engine.of_step(tables.Step, key)).values(removed))
     session.execute(delete(tables.ScoreFile).where(tables.ScoreFile.job_id.in_(jobs_of_step(key))))
-    return True
+    return files
 
 
-def _newest_step(session: Session, run_id: str) -> int | None:
-    """Return the newest step of the run's active history: that of its newest attempt with rollouts."""
+def _purgeable(
+    session: Session, settings: Settings, run_id: str, *of_step: ColumnElement[bool]
+) -> list[events.StepKey]:
+    """Return the steps of a run whose tokens are not kept, and for which nothing waits, in order.
+
+    Kept are the newest steps, as many as the settings say, and so many steps before and after each alert that was not
+    retracted. Open steps, those with shards to fold, unfinished jobs or an attribution to compute are left out. The
+    newest step is that of the newest attempt with rollouts.
+    """
     begun = and_(tables.Attempt.run_id == tables.Step.run_id, tables.Attempt.attempt == tables.Step.attempt)
     query = select(tables.Step.step).join(tables.Attempt, begun).where(tables.Step.run_id == run_id)
-    return session.scalar(query.order_by(*tables.NEWEST_ATTEMPT_FIRST, tables.Step.step.desc()).limit(1))
-
-
-def _settled_steps(
-    session: Session, run_id: str, up_to: int, after: tuple[int, int], limit: int
-) -> list[events.StepKey]:
-    """Return up to `limit` steps beyond `after` (attempt, step) that have tokens and wait for nothing.
-
-    Open steps, those with shards to fold, unfinished jobs or an attribution to compute are left out.
-    """
+    newest = session.scalar(query.order_by(*tables.NEWEST_ATTEMPT_FIRST, tables.Step.step.desc()).limit(1))
+    if newest is None:
+        return []
+    around = settings.retention_alert_steps
+    alerted = exists().where(
+        tables.Alert.run_id == run_id,
+        tables.Alert.state != "retracted",
+        tables.Alert.step.between(tables.Step.step - around, tables.Step.step + around),
+    )
     probed = exists().where(
         engine.of_step(tables.Probe, tables.Step),
         tables.ProbeJob.probe_id == tables.Probe.id,
         tables.ProbeJob.state.not_in(sorted(ENDED)),
     )
     attributed = exists().where(engine.of_step(tables.Attribution, tables.Step), tables.Attribution.stale)
-    return steps_beyond(
-        session,
-        run_id,
-        after,
-        limit,
-        tables.Step.step <= up_to,
+    steps = select(tables.Step.run_id, tables.Step.attempt, tables.Step.step).where(
+        tables.Step.run_id == run_id,
+        tables.Step.step <= newest - (settings.retention_last_steps or 0),
         tables.Step.closed_at_us.is_not(None),
         tables.Step.folded_shards >= tables.Step.received_shards,
         tables.Step.tokens_purged_at_us.is_(None),
-        ~probed,
-        ~attributed,
+        *(~alerted, ~probed, ~attributed, *of_step),
     )
-
-
-def _alert_steps(session: Session, run_id: str) -> set[int]:
-    """Return the steps at which alerts of the run fired, except retracted alerts."""
-    query = select(tables.Alert.step).where(tables.Alert.run_id == run_id, tables.Alert.state != "retracted")
-    return set(session.scalars(query.distinct()))
+    return [events.StepKey(*row) for row in session.execute(steps.order_by(tables.Step.attempt, tables.Step.step))]
 
 
 def _files_of_step(session: Session, key: events.StepKey) -> list[tuple[str, int]]:
@@ -186,11 +151,9 @@ def _files_of_step(session: Session, key: events.StepKey) -> list[tuple[str, int
     own = select(tables.Shard.file, tables.Shard.file_bytes).where(
         engine.of_step(tables.Shard, key), tables.Shard.tokens_purged_at_us.is_(None)
     )
-    found = [(name, size) for name, size in session.execute(own)]
     scores = select(tables.ScoreFile.file, tables.ScoreFile.body_bytes)
     of_jobs = scores.where(tables.ScoreFile.job_id.in_(jobs_of_step(key)))
-    found += [(name, size) for name, size in session.execute(of_jobs)]
-    return sorted(set(found))
+    return sorted({(name, size) for query in (own, of_jobs) for name, size in session.execute(query)})
 
 
 def retention(run: str | None, *, dry_run: bool) -> None:

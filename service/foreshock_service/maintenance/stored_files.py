@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import ColumnElement, Select, or_, select, tuple_
+from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock import errors
 from foreshock_service.platform import context, uploads
 from foreshock_service.platform.database import engine, opening
-from foreshock_service.platform.database.tables import Probe, ProbeJob, Run, Step
+from foreshock_service.platform.database.tables import Probe, ProbeJob, Run
 from foreshock_service.platform.decoding import pool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import open_store
@@ -51,12 +51,3 @@ def run_called(session: Session, name: str) -> Run:
 def jobs_of_step(key: events.StepKey) -> Select[str]:
     """Return the query for the ids of the probe jobs of a step."""
     return select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id).where(engine.of_step(Probe, key))
-
-
-def steps_beyond(
-    session: Session, run_id: str, place: tuple[int, int], limit: int, *conditions: ColumnElement[bool]
-) -> list[events.StepKey]:
-    """Return the next `limit` steps of a run beyond (attempt, step) for which the conditions hold, in order."""
-    order = (Step.attempt, Step.step)
-    query = select(Step.run_id, *order).where(Step.run_id == run_id, tuple_(*order) > place, *conditions)
-    return [events.StepKey(*row) for row in session.execute(query.order_by(*order).limit(limit))]

@@ -181,9 +181,9 @@ def test_measuring_again_takes_a_finding_away(sender: Sender, app: FastAPI) -> N
         send(sender, step, healthy_batch(step))
         store_wrong_verdict(app.state.context.database, sender, step)
     assert steps_of(sender) == [(CHECK, 2, 1, 2)]
-    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 2)).left is None
+    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 2)) is None
     assert steps_of(sender) == [(CHECK, 1, 1, 1)]
-    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 1)).left is None
+    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 1)) is None
     assert sender.items("findings") == []
 
 

@@ -319,6 +319,6 @@ def test_step_of_another_release_is_measured_again(sender: Sender, app: FastAPI)
     context.database.write(lambda session: session.execute(update(MeasurementStatistics).values(statistics_version=1)))
     with context.database.read() as session:
         assert shard_versions(session, key) == {(0, 1)}
-    assert remeasure_step(context, key).left is None
+    assert remeasure_step(context, key) is None
     assert parts_of(context.database, key) == parts
     assert sender.get("measurements").json()["columns"] == before

@@ -101,7 +101,7 @@ def test_views_of_old_statistics_name_the_command(
     assert "foreshock_k3_kl_nats{" in metrics
     assert "foreshock_bucket_tokens{" not in metrics
 
-    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)).left is None
+    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)) is None
     assert sender.get("steps/3/buckets").status_code == 200
     assert "foreshock remeasure" not in http.get(f"/runs/{sender.run}/steps/3").text
     assert "foreshock_bucket_tokens{" in http.get("/metrics").text

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from sqlalchemy import select, update
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.maintenance.remeasure import Request, StepReport, remeasure, remeasure_step
+from foreshock_service.maintenance.remeasure import Request, remeasure, remeasure_step
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
@@ -136,7 +136,7 @@ def test_scored_comparisons_are_measured_again(
     measured, stored = values(sender), stored_bytes(database)
     attribution = sender.get("steps/3/attribution").json()
     make_old(database, sender, 3)
-    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)) == StepReport(StepKey(sender.run, 1, 3))
+    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)) is None
     assert values(sender) == measured
     assert stored_bytes(database) == stored
     again = sender.get("steps/3/attribution").json()
@@ -208,7 +208,7 @@ def test_shard_that_arrives_during_the_command_is_kept(http: httpx.Client, app: 
     context: ServiceContext = app.state.context
     meanwhile: Any = Meanwhile(context, lambda: put_steps(sender, 3, shards=[1]))
     slow = replace(context, decoders=meanwhile)
-    assert remeasure_step(slow, StepKey(sender.run, 1, 3)).left is None
+    assert remeasure_step(slow, StepKey(sender.run, 1, 3)) is None
     put_steps(twin, 3)
     assert values(sender) == values(twin)
 
@@ -250,7 +250,7 @@ def test_interrupted_command_resumes_with_the_remaining_steps(
     stored = stored_bytes(database)
     make_old(database, sender, *range(4))
 
-    def interrupted(context: ServiceContext, key: StepKey) -> StepReport:
+    def interrupted(context: ServiceContext, key: StepKey) -> str | None:
         if key.step == 2:
             raise KeyboardInterrupt
         return remeasure_step(context, key)
@@ -299,7 +299,7 @@ def test_a_step_that_is_open_stays_open_and_closes_later(http: httpx.Client, app
     for each in (sender, twin):
         put_steps(each, 3, shards=[0])
     make_old(database, sender, 3, shards=[0])
-    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)).left is None
+    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)) is None
     assert values(sender)["step"] == []
     assert close_overdue(app.state.context) == 2
     assert values(sender) == values(twin)

@@ -93,8 +93,8 @@ def test_purged_tokens_are_gone_and_summaries_stay(
     assert ask_for_lease(http).status_code == 204
 
     key = StepKey(sender.run, 1, 1)
-    for report in (check_step(context, key), remeasure_step(context, key)):
-        assert report.left == "tokens purged by retention; its measures stay"
+    for left in (check_step(context, key), remeasure_step(context, key)):
+        assert left == "tokens purged by retention; its measures stay"
     # The same shard again is a duplicate and brings nothing back.
     assert sender.put_shard(1, make_batch(seed=1)).json()["status"] == "duplicate"
     assert steps_with_tokens(settings) == {3, 4}
