@@ -22,7 +22,6 @@ from foreshock_service.platform import (
     disk_room,
     health,
     keys,
-    logs,
     problem,
     process,
     request_guards,
@@ -111,7 +110,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         settings=settings,
         authenticate=partial(security.authenticate, context),
     )
-    app.add_middleware(logs.RequestIds, log_requests=settings.log_requests)
+    app.add_middleware(request_guards.RequestIds, log_requests=settings.log_requests)
     problem.document_problems(app)
     return app
 

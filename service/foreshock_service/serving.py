@@ -1,8 +1,4 @@
-"""Start the service: check the settings, migrate the database, then run uvicorn.
-
-Connections are read by uvicorn's httptools protocol, which parses in C; h11 parses in Python, and a body in chunks of
-one byte kept its event loop busy for two seconds per megabyte.
-"""
+"""Start the service: check the settings, migrate the database, then run uvicorn."""
 
 import contextlib
 import errno
@@ -23,45 +19,16 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.orm import Session
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform import audit, disk_room, keys, logs, process, security
+from foreshock_service.platform import audit, disk_room, keys, logs, process, request_guards, security
 from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.watch.notifications.sending import check_targets
 from foreshock_service.watch.rules import rules_of_settings
-
-MOST_HEADER_BYTES = 65_536
-"""Largest target and headers of one request."""
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol that parses in C, with the bound on headers that it lacks."""
-
-    # Bytes since the last request began, or since the last piece of its body: of headers, trailers and framing.
-    _counted = 0
-
-    def data_received(self, data: bytes) -> None:
-        """Parse the received bytes; refuse the request if its headers are beyond the bound."""
-        self._counted += len(data)
-        super().data_received(data)
-        if self._counted > MOST_HEADER_BYTES and not self.transport.is_closing():
-            self.send_400_response("Invalid HTTP request received.")
-
-    def on_message_begin(self) -> None:
-        """Begin to count."""
-        self._counted = 0
-        super().on_message_begin()
-
-    def on_body(self, body: bytes) -> None:
-        """Take a piece of a body, which the request guard counts."""
-        self._counted = 0
-        super().on_body(body)
-
 
 KEEP_ALIVE_SECONDS = 30
 """Idle connections are closed after this time. httpx keeps one for less, so the client closes it first."""
@@ -167,7 +134,7 @@ def _run(settings: Settings, port: int) -> None:
 
 
 HTTP_OPTIONS: dict[str, Any] = {
-    "http": BoundedProtocol,
+    "http": request_guards.BoundedProtocol,
     # A request for a WebSocket is served as HTTP, so it passes every check.
     "ws": "none",
     "timeout_keep_alive": KEEP_ALIVE_SECONDS,

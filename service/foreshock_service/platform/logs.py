@@ -1,4 +1,4 @@
-"""Log lines and request ids of the service.
+"""Log lines of the service.
 
 A line is one event, as text or JSON. What clients send (paths, headers, keys of runs, bodies in error messages) cannot
 begin a line, move a terminal's cursor or hide text: control and direction characters are escaped, secrets are masked.
@@ -9,23 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
-import time
 from collections.abc import MutableMapping
 from functools import cache
 from typing import Any
 
 from sqlalchemy.exc import OperationalError
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog import contextvars, processors, stdlib
 
 from foreshock import errors
 from foreshock_service.platform.settings import load_settings
 
-HEADER = "X-Request-Id"
-# Nothing that could end a log line or a header.
-_VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 # C0 and C1 control characters, line separators, and characters that change the direction of text.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SECRETS = re.compile(
@@ -33,9 +26,8 @@ _SECRETS = re.compile(
 )
 _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD")
 _MASK = "********"
-_FIELDS = ("method", "path", "status", "seconds", "client", "user_agent")
+REQUEST_FIELDS = ("method", "path", "status", "seconds", "client", "user_agent")
 _AUDIT_FIELDS = ("key", "action", "object", "project", "run", "before", "after")
-_requests = logging.getLogger("foreshock.requests")
 
 Event = MutableMapping[str, Any]
 
@@ -72,7 +64,7 @@ def line_formatter(log_format: str) -> logging.Formatter:
             contextvars.merge_contextvars,
             stdlib.add_log_level,
             stdlib.add_logger_name,
-            stdlib.ExtraAdder((*_FIELDS, *_AUDIT_FIELDS)),
+            stdlib.ExtraAdder((*REQUEST_FIELDS, *_AUDIT_FIELDS)),
             processors.TimeStamper(fmt="iso", utc=True, key="time"),
             _shorten_outage,
             processors.format_exc_info,
@@ -136,41 +128,3 @@ def _known_secrets() -> list[str]:
 def _escape(found: re.Match[str]) -> str:
     code = ord(found.group())
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
-class RequestIds:
-    """Middleware that gives each request an id (the caller's if valid), and logs each request if `log_requests`.
-
-    The id is in the answer's `X-Request-Id`, in problem documents and in every line of the log.
-    """
-
-    def __init__(self, app: ASGIApp, log_requests: bool) -> None:
-        self._app = app
-        self._logs = log_requests
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request under its id."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        asked = headers.get(HEADER, "")
-        request_id = asked if _VALID_ID.fullmatch(asked) else secrets.token_hex(16)
-        status, begin = 0, time.perf_counter()
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
-            await send(message)
-
-        with contextvars.bound_contextvars(request_id=request_id):
-            try:
-                await self._app(scope, receive, send_with_id)
-            finally:
-                if self._logs:
-                    seconds, client = round(time.perf_counter() - begin, 6), (scope.get("client") or ("",))[0]
-                    values = (scope["method"], scope["path"], status, seconds, client, headers.get("user-agent", ""))
-                    extra = dict(zip(_FIELDS, values, strict=True))
-                    _requests.info("%s %s %s", scope["method"], scope["path"], status, extra=extra)

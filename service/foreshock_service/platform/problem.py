@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from sqlalchemy import exc
 from starlette.exceptions import HTTPException
 
@@ -35,11 +35,15 @@ _logger = logging.getLogger(__name__)
 _MOST_ITEMS, _MOST_CHARACTERS, _MOST_DETAIL = 20, 300, 4000
 
 
+def _clipped(text: str, most: int = _MOST_CHARACTERS) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 class ProblemItem(BaseModel):
     """One of several faults of a request: its location and a message."""
 
-    location: str = Field(description="such as `query.step` or `body.key`")
-    message: str
+    location: Annotated[str, AfterValidator(_clipped)] = Field(description="such as `query.step` or `body.key`")
+    message: Annotated[str, AfterValidator(_clipped)]
 
 
 class ProblemDocument(BaseModel):
@@ -81,10 +85,7 @@ class ProblemError(Exception):
         self.detail = _clipped(detail, _MOST_DETAIL)
         self.row = row
         self.column = None if column is None else _clipped(column)
-        self.errors = [
-            ProblemItem(location=_clipped(each.location), message=_clipped(each.message))
-            for each in errors[:_MOST_ITEMS]
-        ]
+        self.errors = list(errors[:_MOST_ITEMS])
         self.headers = dict(headers or {})
 
     def document(self) -> ProblemDocument:
@@ -101,10 +102,6 @@ class ProblemError(Exception):
         )
 
 
-def _clipped(text: str, most: int = _MOST_CHARACTERS) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 class InvalidRequest(ProblemError, status=422, problem_type="invalid-request"):
     """A path, query or body that does not fit the contract."""
 
@@ -112,7 +109,7 @@ class InvalidRequest(ProblemError, status=422, problem_type="invalid-request"):
     def of_items(cls, items: Sequence[ProblemItem], count: int) -> Self:
         """Return the error of `count` faults. `items` are the first of them; up to twenty are shown."""
         shown = items[:_MOST_ITEMS]
-        detail = "; ".join(f"{_clipped(item.location)}: {_clipped(item.message)}" for item in shown)
+        detail = "; ".join(f"{item.location}: {item.message}" for item in shown)
         more = f"; and {count - len(shown):,} more" if count > len(shown) else ""
         return cls((detail or "the request is not valid")[: _MOST_DETAIL - len(more)] + more, errors=shown)
 
@@ -177,14 +174,55 @@ def problem_response(error: ProblemError) -> JSONResponse:
 
 def install_problem_handlers(app: FastAPI) -> None:
     """Make every error of `app`, the framework's own included, a problem document."""
-    app.add_exception_handler(ProblemError, _own_error)
-    app.add_exception_handler(RequestValidationError, _request_invalid)
-    app.add_exception_handler(HTTPException, framework_error)
-    app.add_exception_handler(InvalidRolloutsError, _library_error)
-    app.add_exception_handler(LimitExceededError, _library_error)
-    app.add_exception_handler(OSError, _storage_failed)
-    for error in DATABASE_ERRORS:
-        app.add_exception_handler(error, lambda request, error: _failed(request, error, database_problem(error)))
+    of_library = (InvalidRolloutsError, LimitExceededError)
+    for kind in (ProblemError, RequestValidationError, HTTPException, *of_library, OSError, *DATABASE_ERRORS):
+        app.add_exception_handler(kind, answer_error)
+
+
+def answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Return the answer to an error; raises the error if it is a fault of the service itself."""
+    found = problem_of(request, error)
+    if found is not None:
+        return problem_response(found)
+    if not isinstance(error, HTTPException):
+        raise error
+    title = HTTPStatus(error.status_code).phrase
+    document = ProblemDocument(
+        type=PROBLEM_TYPE_PREFIX + title.lower().replace(" ", "-"),
+        title=title,
+        status=error.status_code,
+        detail=str(error.detail),
+        request_id=current_request_id(),
+    )
+    content: dict[str, Any] = document.model_dump(exclude_none=True)
+    return JSONResponse(content, error.status_code, headers=error.headers, media_type=PROBLEM_MEDIA_TYPE)
+
+
+def problem_of(request: Request, error: Exception) -> ProblemError | None:
+    """Return the problem of an error, and log a failure of storage or of the database; None: it has none."""
+    match error:
+        case ProblemError():
+            return error
+        case BodyRefused():
+            return error.problem
+        case RequestValidationError():
+            return _invalid_request(request, error)
+        case InvalidRolloutsError():
+            return InvalidRollouts(str(error), row=error.row, column=error.column)
+        case LimitExceededError():
+            return LimitExceeded(str(error))
+        case HTTPException():
+            # FastAPI's own message says only that there was an error in the body.
+            fault = _fault_of_json(error.__cause__)
+            return None if fault is None else BadRequest(fault)
+    is_of_database = isinstance(error, DATABASE_ERRORS)
+    found = (
+        database_problem(error) if is_of_database else storage_problem(error) if isinstance(error, OSError) else None
+    )
+    if found is not None:
+        # The database's own message: SQLAlchemy's also holds the parameters of the statement.
+        _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))
+    return found
 
 
 def document_problems(app: FastAPI) -> None:
@@ -239,20 +277,13 @@ def database_problem(error: Exception) -> ProblemError:
     )
 
 
-def _own_error(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ProblemError)
-    return problem_response(error)
-
-
-def _request_invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    if isinstance(error.body, bytes) and any(fault["loc"] == ("body",) for fault in error.errors()):
+def _invalid_request(request: Request, error: RequestValidationError) -> ProblemError:
+    faults = error.errors()
+    if isinstance(error.body, bytes) and any(fault["loc"] == ("body",) for fault in faults):
         # FastAPI leaves a body of another media type as bytes. By default curl sends a form.
         sent = request.headers.get("content-type", "").partition(";")[0].strip()[:100] or "a body without a type"
-        return problem_response(UnsupportedMediaType(f"send JSON with Content-Type: application/json, not {sent}"))
-    faults = error.errors()
-    items = [_item(fault, error.body) for fault in faults[:_MOST_ITEMS]]
-    return problem_response(InvalidRequest.of_items(items, len(faults)))
+        return UnsupportedMediaType(f"send JSON with Content-Type: application/json, not {sent}")
+    return InvalidRequest.of_items([_item(fault, error.body) for fault in faults[:_MOST_ITEMS]], len(faults))
 
 
 def _item(fault: Mapping[str, Any], body: object) -> ProblemItem:
@@ -273,47 +304,6 @@ def _fault_of_json(cause: BaseException | None) -> str | None:
     if isinstance(cause, ValueError):
         return "the body has an integer with more digits than can be read; send a number that fits its field"
     return None
-
-
-def framework_error(_: Request, error: Exception) -> JSONResponse:
-    """Return the answer to an error that the framework raised."""
-    assert isinstance(error, HTTPException)
-    if isinstance(error, BodyRefused):
-        return problem_response(error.problem)
-    # FastAPI's own message says only that there was an error.
-    fault = _fault_of_json(error.__cause__)
-    if fault is not None:
-        return problem_response(BadRequest(fault))
-    title = HTTPStatus(error.status_code).phrase
-    document = ProblemDocument(
-        type=PROBLEM_TYPE_PREFIX + title.lower().replace(" ", "-"),
-        title=title,
-        status=error.status_code,
-        detail=str(error.detail),
-        request_id=current_request_id(),
-    )
-    content: dict[str, Any] = document.model_dump(exclude_none=True)
-    return JSONResponse(content, error.status_code, headers=error.headers, media_type=PROBLEM_MEDIA_TYPE)
-
-
-def _library_error(_: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, InvalidRolloutsError):
-        return problem_response(InvalidRollouts(str(error), row=error.row, column=error.column))
-    return problem_response(LimitExceeded(str(error)))
-
-
-def _storage_failed(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, OSError)
-    problem = storage_problem(error)
-    if problem is None:
-        raise error
-    return _failed(request, error, problem)
-
-
-def _failed(request: Request, error: Exception, problem: ProblemError) -> JSONResponse:
-    # The database's own message: SQLAlchemy's also holds the parameters of the statement.
-    _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))
-    return problem_response(problem)
 
 
 class TokensGone(ProblemError, status=410, problem_type="tokens-gone"):

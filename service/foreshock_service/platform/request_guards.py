@@ -1,24 +1,36 @@
-"""ASGI middleware: check the Host, Origin, key and body of every request, and answer unexpected errors.
+"""What every connection and request passes before its route: bounds, an id, and checks of Host, Origin, key and body.
 
-The key is checked before the body is read. A body is counted as it is received and never stored here. It may not be
-compressed as a whole. A body that stops coming is refused with 408, so that it does not keep a place for uploads; slow
-headers, bodies that trickle and limits for each address are left to a proxy.
+Connections are read by uvicorn's httptools protocol, which parses in C; h11 parses in Python, and a body in chunks of
+one byte kept its event loop busy for two seconds per megabyte. The key is checked before the body is read. A body is
+counted as it is received and never stored here. It may not be compressed as a whole. A body that stops coming is
+refused with 408, so that it does not keep a place for uploads; slow headers, bodies that trickle and limits for each
+address are left to a proxy.
 """
 
 import asyncio
 import logging
+import re
+import secrets
+import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog import contextvars
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foreshock import errors, statistics_shards
-from foreshock_service.platform import parameters, problem
+from foreshock_service.platform import logs, parameters, problem
 from foreshock_service.platform.settings import Settings
 
 _logger = logging.getLogger(__name__)
+_requests = logging.getLogger("foreshock.requests")
+HEADER = "X-Request-Id"
+# Nothing that could end a log line or a header.
+_VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
 _TABLES = (PARQUET_MEDIA_TYPE, statistics_shards.MEDIA_TYPE)
 STALL_SECONDS = 30.0
@@ -26,6 +38,34 @@ STALL_SECONDS = 30.0
 API = "/v1/"
 # Limit of a page's form, which has a key, a token or a few numbers.
 _FORM_BYTES = 64 * 1024
+
+
+MOST_HEADER_BYTES = 65_536
+"""Largest target and headers of one request."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol that parses in C, with the bound on headers that it lacks."""
+
+    # Bytes since the last request began, or since the last piece of its body: of headers, trailers and framing.
+    _counted = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the received bytes; refuse the request if its headers are beyond the bound."""
+        self._counted += len(data)
+        super().data_received(data)
+        if self._counted > MOST_HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response("Invalid HTTP request received.")
+
+    def on_message_begin(self) -> None:
+        """Begin to count."""
+        self._counted = 0
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body, which the request guard counts."""
+        self._counted = 0
+        super().on_body(body)
 
 
 def media_type_of(request: Request) -> str:
@@ -50,14 +90,6 @@ def body_limit(request: Request, settings: Settings) -> int:
     return limit
 
 
-def _refuse_encoding(request: Request) -> None:
-    """Raise UnsupportedMediaType (415) if the request has a Content-Encoding."""
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise problem.UnsupportedMediaType(
-            "send the body without Content-Encoding: JSON as it is, and Parquet, which is compressed inside"
-        )
-
-
 class ReceivedBody:
     """The body of a request while it is received."""
 
@@ -69,8 +101,7 @@ class ReceivedBody:
 
     async def receive(self) -> Message:
         """Receive an ASGI message. Raises BodyRefused: 413 beyond the limit, 408 if no byte came for STALL_SECONDS."""
-        if self._is_complete:
-            # The next message is the end of the connection.
+        if self._is_complete:  # The next message is the end of the connection.
             return await self._receive()
         try:
             async with asyncio.timeout(STALL_SECONDS):
@@ -116,24 +147,7 @@ class RequestGuard:
             await self._app(scope, receive, send)
             return
         scope = parameters.keep_encoded_slashes(scope)
-        request = Request(scope)
-        try:
-            self._check_origin(request)
-            limit = body_limit(request, self._settings)
-            _refuse_encoding(request)
-            if request.method not in SAFE_METHODS and request.url.path.startswith(API):
-                await run_in_threadpool(self._authenticate, request)
-        except (problem.ProblemError, *problem.DATABASE_ERRORS) as error:
-            found = error if isinstance(error, problem.ProblemError) else problem.database_problem(error)
-            if found is not error:
-                _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))
-            # The server reads and discards what the client still sends of the body.
-            await problem.problem_response(found)(scope, receive, send)
-            return
-        if request.method == "HEAD":
-            # Every route that answers GET also answers HEAD (RFC 9110); the server leaves the body out.
-            request = Request({**scope, "method": "GET"})
-        started = False
+        request, started = Request(scope), False
 
         async def send_noting(message: Message) -> None:
             nonlocal started
@@ -141,18 +155,26 @@ class RequestGuard:
             await send(message)
 
         try:
-            await self._app(request.scope, ReceivedBody(receive, limit).receive, send_noting)
+            self._check_origin(request)
+            body = ReceivedBody(receive, body_limit(request, self._settings))
+            if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+                raise problem.UnsupportedMediaType(
+                    "send the body without Content-Encoding: JSON as it is, and Parquet, which is compressed inside"
+                )
+            if request.method not in SAFE_METHODS and request.url.path.startswith(API):
+                await run_in_threadpool(self._authenticate, request)
+            # Every route that answers GET also answers HEAD (RFC 9110); the server leaves the body out.
+            method = "GET" if request.method == "HEAD" else request.method
+            await self._app({**scope, "method": method}, body.receive, send_noting)
         except Exception as error:
             if started:
                 raise
-            # The server would close the connection.
-            if isinstance(error, problem.BodyRefused):
-                # Nothing reads a body afterwards.
-                found = error.problem
-            else:
+            # The server would close the connection. It reads and discards what the client still sends of the body.
+            found = problem.problem_of(request, error)
+            if found is None:
                 _logger.exception("unexpected error in %s %s", request.method, request.url.path)
                 found = problem.InternalError("the service failed: see its log")
-            await problem.problem_response(found)(request.scope, receive, send)
+            await problem.problem_response(found)(scope, receive, send)
 
     def _check_origin(self, request: Request) -> None:
         # Not Starlette's TrustedHostMiddleware: it answers text/plain instead of application/problem+json.
@@ -181,3 +203,41 @@ def _host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
+
+
+class RequestIds:
+    """Middleware that gives each request an id (the caller's if valid), and logs each request if `log_requests`.
+
+    The id is in the answer's `X-Request-Id`, in problem documents and in every line of the log.
+    """
+
+    def __init__(self, app: ASGIApp, log_requests: bool) -> None:
+        self._app = app
+        self._logs = log_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request under its id."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        asked = headers.get(HEADER, "")
+        request_id = asked if _VALID_ID.fullmatch(asked) else secrets.token_hex(16)
+        status, begin = 0, time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        with contextvars.bound_contextvars(request_id=request_id):
+            try:
+                await self._app(scope, receive, send_with_id)
+            finally:
+                if self._logs:
+                    seconds, client = round(time.perf_counter() - begin, 6), (scope.get("client") or ("",))[0]
+                    values = (scope["method"], scope["path"], status, seconds, client, headers.get("user-agent", ""))
+                    extra = dict(zip(logs.REQUEST_FIELDS, values, strict=True))
+                    _requests.info("%s %s %s", scope["method"], scope["path"], status, extra=extra)

@@ -170,7 +170,7 @@ def unknown_address(request: Request, error: Exception) -> Response:
     """Answer a request for an unknown address: with a page for a browser, else with a problem document."""
     asks_for_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
     if not asks_for_page:
-        return problem.framework_error(request, error)
+        return problem.answer_error(request, error)
     page = {
         "title": "There is no such page",
         "detail": f"{request.url.path} is no address of this service.",
