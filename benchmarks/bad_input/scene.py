@@ -18,7 +18,7 @@ from benchmarks.running_service import running_service
 from foreshock.rollouts import encode_rollouts, encode_scores
 from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
 from foreshock_service.platform.database.opening import existing_database, prepare_database
-from foreshock_service.platform.keys import Scope, create_key, new_secret
+from foreshock_service.platform.security import Scope, create_key, new_secret
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_probe, noisy, scores_of, take_lease
 

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform import audit, disk_room, keys, logs, process, request_guards, security
+from foreshock_service.platform import audit, disk_room, logs, process, request_guards, security
 from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings, load_settings
@@ -168,9 +168,9 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 def _make_bootstrap_key(session: Session, secret: str) -> None:
     # A secret that was rotated away must not become a key again.
-    if not keys.was_ever_a_secret(session, secret):
-        key = keys.create_key(session, secret, "bootstrap", None, {keys.Scope.ADMIN})
-        audit.record(session, security.SERVICE, "key.create", key.id, after=keys.describe(key))
+    if not security.was_ever_a_secret(session, secret):
+        key = security.create_key(session, secret, "bootstrap", None, {security.Scope.ADMIN})
+        audit.record(session, security.SERVICE, "key.create", key.id, after=security.describe(key))
 
 
 def application() -> FastAPI:
@@ -220,7 +220,7 @@ def prepare_keys(settings: Settings) -> None:
             secret = settings.bootstrap_key.get_secret_value()
             database.write(lambda session: _make_bootstrap_key(session, secret))
         with database.read() as session:
-            guarded = keys.keys_exist(session)
+            guarded = security.keys_exist(session)
     finally:
         database.close()
     if not guarded and not settings.binds_loopback_only:

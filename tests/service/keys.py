@@ -1,7 +1,7 @@
 """API keys for tests."""
 
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope, create_key, new_secret
+from foreshock_service.platform.security import Scope, create_key, new_secret
 
 
 def make_key(database: Database, *scopes: Scope, project: str | None = None) -> tuple[str, dict[str, str]]:

@@ -12,8 +12,8 @@ import pytest
 from foreshock_service import serving
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.health import resident_bytes
-from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.request_guards import MOST_HEADER_BYTES
+from foreshock_service.platform.security import Scope
 from tests.service import receiving
 from tests.service.keys import make_key
 from tests.service.operation.processes import answer_of

@@ -8,7 +8,7 @@ from foreshock import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.errors import ServiceUnavailable
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope, revoke_key
+from foreshock_service.platform.security import Scope, revoke_key
 from tests.service.keys import make_key
 from tests.service.server import RunningServer
 

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import httpx
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, errors
 from foreshock.client.connection import configured
-from foreshock_service.platform import audit, keys, security, settings
+from foreshock_service.platform import audit, security, settings
 from foreshock_service.platform.database.opening import existing_database, is_missing, prepare_database, shown
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ApiKey
@@ -20,14 +21,14 @@ _DAY_US = 86_400_000_000
 
 def create(name: str, project: str | None, scopes: Sequence[str], expires_days: float | None) -> None:
     """Make a key and print its secret, which is stored nowhere."""
-    secret = keys.new_secret()
+    secret = security.new_secret()
     expires = None if expires_days is None else clock.now_us() + int(expires_days * _DAY_US)
 
     def make(session: Session) -> ApiKey:
-        key = keys.create_key(
-            session, secret, name, project, {keys.Scope(scope) for scope in scopes}, expires_at_us=expires
-        )
-        audit.record(session, security.operator(), "key.create", key.id, project=key.project, after=keys.describe(key))
+        chosen = {security.Scope(scope) for scope in scopes}
+        key = security.create_key(session, secret, name, project, chosen, expires_at_us=expires)
+        after = security.describe(key)
+        audit.record(session, security.operator(), "key.create", key.id, project=key.project, after=after)
         return key
 
     with _database(make_missing=True) as database:
@@ -38,7 +39,7 @@ def create(name: str, project: str | None, scopes: Sequence[str], expires_days: 
 def show() -> None:
     """Print every key."""
     with _database() as database, database.read() as session:
-        for key in keys.list_keys(session):
+        for key in session.scalars(select(ApiKey).order_by(ApiKey.created_at_us, ApiKey.id)):
             used = "never used" if key.last_used_at_us is None else f"used {_time(key.last_used_at_us)}"
             shown = [key.id, key.name, _project(key.project), ",".join(key.scopes), _time(key.created_at_us)]
             print("\t".join([*shown, _state(key), used]))
@@ -46,10 +47,10 @@ def show() -> None:
 
 def rotate(key_id: str, overlap_hours: float) -> None:
     """Give a key another secret and print it; raises ConfigurationError if there is no valid key with this id."""
-    secret = keys.new_secret()
+    secret = security.new_secret()
 
     def change(session: Session) -> None:
-        key = _known(key_id, keys.rotate_key(session, key_id, secret, overlap_hours * 3600))
+        key = security.rotate_key(session, key_id, secret, overlap_hours * 3600)
         after = {"overlap_hours": overlap_hours}
         audit.record(session, security.operator(), "key.rotate", key.id, project=key.project, after=after)
 
@@ -62,19 +63,13 @@ def revoke(key_id: str) -> None:
     """Revoke a key; raises ConfigurationError if there is none with this id."""
 
     def change(session: Session) -> None:
-        key = _known(key_id, keys.revoke_key(session, key_id))
-        before = keys.describe(key)
+        key = security.revoke_key(session, key_id)
+        before = security.describe(key)
         audit.record(session, security.operator(), "key.revoke", key.id, project=key.project, before=before)
 
     with _database() as database:
         database.write(change)
     print(f"{key_id} is revoked")
-
-
-def _known(key_id: str, key: ApiKey | None) -> ApiKey:
-    if key is None:
-        raise errors.ConfigurationError(f"there is no key {key_id}: see `foreshock keys list`")
-    return key
 
 
 @contextmanager
@@ -122,4 +117,4 @@ def _ends(key: ApiKey) -> str:
 def _state(key: ApiKey) -> str:
     if key.revoked_at_us is not None:
         return f"revoked {_time(key.revoked_at_us)}"
-    return ("active" if keys.is_valid(key) else "expired") + _ends(key)
+    return ("active" if security.is_valid(key) else "expired") + _ends(key)

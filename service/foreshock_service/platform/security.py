@@ -1,57 +1,301 @@
-"""Authorization: API keys and signed page sessions become a Principal, and `require(scope)` guards an endpoint.
+"""API keys and page sessions: who acts in a request, and what they may do.
 
-If no key was ever made, the service binds loopback only and every request is an unbound principal with all scopes.
+Only the hash of a key's secret is stored. A bearer key or a signed session cookie becomes a Principal, and
+`require(scope)` guards an endpoint. If no key was ever made, the service binds loopback only and every request is an
+unbound principal with all scopes.
 """
+
+from __future__ import annotations
 
 import getpass
 import hashlib
-from collections.abc import Callable
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from secrets import token_urlsafe
-from typing import Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 from itsdangerous import BadSignature, Signer, URLSafeTimedSerializer
+from sqlalchemy import delete, or_, select, update
+from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock_service.platform import keys, problem
-from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.tables import ApiKey, EndedSession
+from foreshock.errors import ConfigurationError
+from foreshock_service.platform.database.engine import insert_if_absent
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import ApiKey, EndedSession, RetiredSecret, new_identifier
+from foreshock_service.platform.problem import ProblemError
 
+if TYPE_CHECKING:
+    from foreshock_service.platform.context import ServiceContext
+
+SESSION_COOKIE = "foreshock_session"
+SESSION_SECONDS = 12 * 3600
+"""Lifetime of a session."""
+BURST_SECONDS = 5.0
+"""A key may save up this many seconds of its rate: a thousand trainers whose polls end together poll again together."""
+_LEAST_APART_US = 60_000_000
 # The salts keep a token of one purpose from being accepted for the other.
 _SESSION, _FORM = "foreshock.session", "foreshock.form"
 _ALGORITHM = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
+# For the OpenAPI document only: `authenticate` reads the header itself.
+_BEARER = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+
+
+class AuthenticationRequired(ProblemError, status=401, problem_type="authentication-required"):
+    """No key, an unknown, revoked or expired key, or a session that has ended."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+class ScopeMissing(ProblemError, status=403, problem_type="scope-missing"):
+    """A valid key without the scope that the endpoint requires."""
+
+
+class TooManyRequests(ProblemError, status=429, problem_type="too-many-requests"):
+    """A key beyond its limit of requests or uploads; the same request succeeds after Retry-After."""
+
+
+class Scope(StrEnum):
+    """Permission of a key; `admin` includes the others."""
+
+    INGEST = "ingest"
+    READ = "read"
+    WORKER = "worker"
+    ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
-class SignedSession:
-    """The contents of a session cookie: the key, and the time of signing."""
+class Principal:
+    """Who acts. `project` None: every project. `key_id` None: no key exists, or the service or its operator acts."""
 
-    key_id: str
-    signed_at_us: int
+    key_id: str | None
+    project: str | None
+    scopes: frozenset[Scope]
+    without_key: str = "anonymous"
+
+    @property
+    def actor(self) -> str:
+        """Its name in the log of changes."""
+        return self.key_id or self.without_key
+
+    def may(self, scope: Scope) -> bool:
+        """Return True if the principal has the scope or `admin`."""
+        return scope in self.scopes or Scope.ADMIN in self.scopes
+
+    def sees(self, project: str) -> bool:
+        """Return True if this principal may see runs of the project."""
+        return self.project is None or self.project == project
+
+    def projects(self, asked: str | None) -> tuple[str, ...]:
+        """Return the conditions on a run's project in a list: it must equal the principal's, and `asked` if given."""
+        return tuple(project for project in (self.project, asked) if project is not None)
+
+
+UNRESTRICTED = Principal(None, None, frozenset(Scope))
+SERVICE = replace(UNRESTRICTED, without_key="service")
+
+
+def operator() -> Principal:
+    """Return the operator who runs this process at the console."""
+    return replace(UNRESTRICTED, without_key=f"console:{getpass.getuser()}")
+
+
+def new_secret() -> str:
+    """Return a new API key: the prefix that secret scanners look for, then 256 random bits."""
+    return f"fsk_{secrets.token_urlsafe(32)}"
+
+
+def hash_secret(secret: str) -> str:
+    """Return the SHA-256 that is stored for a secret; its 256 random bits make a slow hash unnecessary."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def create_key(
+    session: Session,
+    secret: str,
+    name: str,
+    project: str | None,
+    scopes: Collection[Scope],
+    *,
+    expires_at_us: int | None = None,
+) -> ApiKey:
+    """Store the hash of `secret` with its project and scopes. If the secret is stored already, return that row."""
+    if not scopes:
+        raise ConfigurationError("a key needs at least one scope: ingest, read, worker or admin")
+    row = {
+        "id": new_identifier("key"),
+        "name": name,
+        "project": project,
+        "scopes": sorted(scope.value for scope in scopes),
+        "secret_hash": hash_secret(secret),
+        "created_at_us": now_us(),
+        "revoked_at_us": None,
+        "expires_at_us": expires_at_us,
+        "last_used_at_us": None,
+        "sessions_from_us": 0,
+    }
+    insert_if_absent(session, ApiKey, row)
+    return session.scalars(select(ApiKey).where(ApiKey.secret_hash == row["secret_hash"])).one()
+
+
+def find_key_by_secret(session: Session, secret: str) -> ApiKey | None:
+    """Return the key with this secret, revoked or not. One that was rotated away counts while it is still valid."""
+    secret_hash = hash_secret(secret)
+    key = session.scalar(select(ApiKey).where(ApiKey.secret_hash == secret_hash))
+    retired = session.get(RetiredSecret, secret_hash) if key is None else None
+    if retired is not None and now_us() < retired.valid_until_us:
+        return session.get(ApiKey, retired.key_id)
+    return key
+
+
+def was_ever_a_secret(session: Session, secret: str) -> bool:
+    """Return whether a key has or had this secret, valid or not."""
+    secret_hash = hash_secret(secret)
+    known = session.scalar(select(ApiKey.id).where(ApiKey.secret_hash == secret_hash))
+    return known is not None or session.get(RetiredSecret, secret_hash) is not None
+
+
+def is_valid(key: ApiKey) -> bool:
+    """Return whether the key is neither revoked nor expired."""
+    return key.revoked_at_us is None and (key.expires_at_us is None or now_us() < key.expires_at_us)
+
+
+def describe(key: ApiKey) -> dict[str, Any]:
+    """Return what the audit records of a key: its name, project, scopes and expiry."""
+    return {"name": key.name, "project": key.project, "scopes": list(key.scopes), "expires_at_us": key.expires_at_us}
+
+
+def keys_exist(session: Session) -> bool:
+    """Return whether a key was ever made, even a revoked one. If so, requests without a key are refused."""
+    return session.scalar(select(ApiKey.id).limit(1)) is not None
+
+
+def rotate_key(session: Session, key_id: str, secret: str, overlap_seconds: float) -> ApiKey:
+    """Give a key a new secret. Raises ConfigurationError if there is no such key.
+
+    The old secret stays valid for `overlap_seconds`. Existing page sessions end at once.
+    """
+    key = _known(session, key_id)
+    if not is_valid(key):
+        raise ConfigurationError(f"{key_id} is revoked or expired: make another key with `foreshock keys create`")
+    now = now_us()
+    valid_until = now + int(overlap_seconds * 1e6)
+    # Earlier secrets must not stay valid for longer than the one replaced now.
+    earlier = update(RetiredSecret).where(RetiredSecret.key_id == key_id, RetiredSecret.valid_until_us > valid_until)
+    session.execute(earlier.values(valid_until_us=valid_until))
+    retired = {"secret_hash": key.secret_hash, "key_id": key_id, "valid_until_us": valid_until}
+    insert_if_absent(session, RetiredSecret, retired)
+    key.secret_hash = hash_secret(secret)
+    key.sessions_from_us = now
+    return key
+
+
+def revoke_key(session: Session, key_id: str) -> ApiKey:
+    """Revoke a key for good, with every secret it had. Raises ConfigurationError if there is no such key."""
+    key = _known(session, key_id)
+    key.revoked_at_us = key.revoked_at_us or now_us()
+    return key
+
+
+def _known(session: Session, key_id: str) -> ApiKey:
+    key = session.get(ApiKey, key_id)
+    if key is None:
+        raise ConfigurationError(f"there is no key {key_id}: see `foreshock keys list`")
+    return key
+
+
+class KeyUses:
+    """Uses of keys in this process. Thread-safe: single operations on a dict are atomic."""
+
+    def __init__(self) -> None:
+        self._noted: dict[str, int] = {}
+        self._written: dict[str, int] = {}
+
+    def note(self, key_id: str) -> None:
+        """Note that the key was used now."""
+        self._noted[key_id] = now_us()
+
+    def write(self, database: Database) -> None:
+        """Write the last use of each key, at most once a minute per key, and delete expired sessions."""
+        due = {
+            key_id: used
+            for key_id, used in list(self._noted.items())
+            if used - self._written.get(key_id, -_LEAST_APART_US) >= _LEAST_APART_US
+        }
+        if not due:
+            return
+
+        def write(session: Session) -> None:
+            for key_id, used in due.items():
+                # Another process may have written a newer use.
+                before = or_(ApiKey.last_used_at_us.is_(None), ApiKey.last_used_at_us <= used - _LEAST_APART_US)
+                session.execute(update(ApiKey).where(ApiKey.id == key_id, before).values(last_used_at_us=used))
+            session.execute(delete(EndedSession).where(EndedSession.expires_at_us < now_us()))
+
+        database.write(write)
+        self._written |= due
+
+
+class KeyLimits:
+    """The limit of each key's requests. A rate of 0 means no limit. Thread-safe."""
+
+    def __init__(self, requests_per_second: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = requests_per_second
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Key → the time at which it has no request to make up for: each request moves it by 1/rate.
+        self._even: dict[str, float] = {}
+
+    def admit(self, key_id: str) -> None:
+        """Count a request of the key; raises TooManyRequests with the seconds until the next one is admitted."""
+        if not self._rate:
+            return
+        with self._lock:
+            now = self._clock()
+            even = max(self._even.get(key_id, now), now) + 1 / self._rate
+            # At least one request: otherwise a rate below one per five seconds would admit none.
+            wait = even - now - max(BURST_SECONDS, 1 / self._rate)
+            if wait <= 1e-9:
+                self._even[key_id] = even
+                return
+        seconds = max(1, math.ceil(wait - 1e-9))
+        raise TooManyRequests(
+            f"this key is limited to {self._rate:,.10g} requests per second: try again in {seconds} s "
+            "(FORESHOCK_KEY_REQUESTS_PER_SECOND of the service)",
+            headers={"Retry-After": str(seconds)},
+        )
 
 
 def sign_session(secret: bytes, key_id: str) -> str:
     """Return the value of a new session cookie; a random part makes each value unique."""
-    return _sessions(secret).dumps([key_id, now_us(), token_urlsafe(12)])
+    return _sessions(secret).dumps([key_id, now_us(), secrets.token_urlsafe(12)])
 
 
-def verify_session(secret: bytes, cookie: str, lifetime_seconds: float) -> SignedSession | None:
-    """Return the contents of a session cookie; None if it was not signed here or is older than its lifetime."""
+def verify_session(secret: bytes, cookie: str, lifetime_seconds: float = SESSION_SECONDS) -> tuple[str, int] | None:
+    """Return the key of a session and when it was signed; None if that was elsewhere or longer ago than a lifetime."""
     try:
-        held = _sessions(secret).loads(cookie, max_age=int(lifetime_seconds))
+        key_id, signed_at_us, _ = _sessions(secret).loads(cookie, max_age=int(lifetime_seconds))
     except BadSignature:
         return None
-    if not isinstance(held, list) or [type(part) for part in held] != [str, int, str]:
-        return None
-    return SignedSession(held[0], held[1])
+    return key_id, signed_at_us
 
 
-def session_hash(cookie: str) -> str:
-    """Return the hash under which an ended session is stored."""
-    return hashlib.sha256(cookie.encode()).hexdigest()
+def end_session(database: Database, secret: bytes, cookie: str) -> None:
+    """End a page session for good; the row is kept for the lifetime of a session."""
+    # Only a cookie that this service signed is stored, because anyone can send cookies.
+    if verify_session(secret, cookie) is not None:
+        ends = now_us() + SESSION_SECONDS * 1_000_000
+        row = {"session_hash": hash_secret(cookie), "expires_at_us": ends}
+        database.write(lambda session: insert_if_absent(session, EndedSession, row))
 
 
 def form_token(secret: bytes, cookie: str) -> str:
@@ -72,83 +316,27 @@ def _forms(secret: bytes) -> Signer:
     return Signer(secret, salt=_FORM, **_ALGORITHM)  # type: ignore[arg-type]
 
 
-SESSION_COOKIE = "foreshock_session"
-SESSION_SECONDS = 12 * 3600
-"""Lifetime of a session."""
-# For the OpenAPI document only: `authenticate` reads the header itself.
-_BEARER = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
-Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+def require(scope: Scope) -> Callable[..., Principal]:
+    """Return the dependency for a scope: `principal: Annotated[Principal, Depends(require(Scope.READ))]`."""
 
-
-class AuthenticationRequired(problem.ProblemError, status=401, problem_type="authentication-required"):
-    """No key, an unknown, revoked or expired key, or a session that has ended."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
-
-
-class ScopeMissing(problem.ProblemError, status=403, problem_type="scope-missing"):
-    """A valid key without the scope that the endpoint requires."""
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who acts. `project` None: every project. `key_id` None: no key exists, or the service or its operator acts."""
-
-    key_id: str | None
-    project: str | None
-    scopes: frozenset[keys.Scope]
-    without_key: str = "anonymous"
-
-    @property
-    def actor(self) -> str:
-        """Its name in the log of changes."""
-        return self.key_id or self.without_key
-
-    def may(self, scope: keys.Scope) -> bool:
-        """Return True if the principal has the scope or `admin`."""
-        return scope in self.scopes or keys.Scope.ADMIN in self.scopes
-
-    def sees(self, project: str) -> bool:
-        """Return True if this principal may see runs of the project."""
-        return self.project is None or self.project == project
-
-    def projects(self, asked: str | None) -> tuple[str, ...]:
-        """Return the conditions on a run's project in a list: it must equal the principal's, and `asked` if given."""
-        return tuple(project for project in (self.project, asked) if project is not None)
-
-
-UNRESTRICTED = Principal(None, None, frozenset(keys.Scope))
-SERVICE = replace(UNRESTRICTED, without_key="service")
-
-
-def operator() -> Principal:
-    """Return the operator who runs this process at the console."""
-    return replace(UNRESTRICTED, without_key=f"console:{getpass.getuser()}")
-
-
-def require(scope: keys.Scope | str) -> Callable[..., Principal]:
-    """Return the dependency for a scope: `principal: Annotated[Principal, Depends(require("read"))]`."""
-    needed = keys.Scope(scope)
-
-    def principal_with_scope(request: Request, context: Context, _: Bearer) -> Principal:
-        principal = authenticate(context, request)
-        check_scope(principal, needed)
+    def principal_with_scope(request: Request, _: Bearer) -> Principal:
+        principal = authenticate(request.app.state.context, request)
+        check_scope(principal, scope)
         return principal
 
     return principal_with_scope
 
 
-def check_scope(principal: Principal, needed: keys.Scope) -> None:
+def check_scope(principal: Principal, needed: Scope) -> None:
     """Raise ScopeMissing unless the principal has the scope."""
     if not principal.may(needed):
         raise ScopeMissing(f"this key lacks the scope `{needed}`")
 
 
-Reader = Annotated[Principal, Depends(require(keys.Scope.READ))]
-Ingester = Annotated[Principal, Depends(require(keys.Scope.INGEST))]
-Worker = Annotated[Principal, Depends(require(keys.Scope.WORKER))]
-Administrator = Annotated[Principal, Depends(require(keys.Scope.ADMIN))]
+Reader = Annotated[Principal, Depends(require(Scope.READ))]
+Ingester = Annotated[Principal, Depends(require(Scope.INGEST))]
+Worker = Annotated[Principal, Depends(require(Scope.WORKER))]
+Administrator = Annotated[Principal, Depends(require(Scope.ADMIN))]
 
 
 def authenticate(context: ServiceContext, request: Request) -> Principal:
@@ -161,12 +349,10 @@ def authenticate(context: ServiceContext, request: Request) -> Principal:
         return known
     scheme, value = get_authorization_scheme_param(request.headers.get("authorization"))
     secret = value if scheme.lower() == "bearer" and value else None
-    cookie = request.cookies.get(SESSION_COOKIE) if secret is None else None
-    signed = None
-    if cookie is not None:
-        signed = verify_session(context.session_secret, cookie, SESSION_SECONDS)
-    if cookie is not None and signed is not None:
-        principal = _principal_of_session(context, signed, cookie)
+    cookie = request.cookies.get(SESSION_COOKIE, "") if secret is None else ""
+    signed = verify_session(context.session_secret, cookie) if cookie else None
+    if signed is not None:
+        principal = _principal_of_session(context, *signed, cookie)
     else:
         principal = principal_of_secret(context, secret)
     if principal.key_id is not None:
@@ -184,24 +370,24 @@ def principal_of_secret(context: ServiceContext, secret: str | None) -> Principa
     Raises AuthenticationRequired unless the key is known and valid, or there are no keys.
     """
     with context.database.read() as session:
-        key = None if secret is None else keys.find_key_by_secret(session, secret)
-        if key is None and not keys.keys_exist(session):
+        key = None if secret is None else find_key_by_secret(session, secret)
+        if key is None and not keys_exist(session):
             return UNRESTRICTED
     if secret is None:
         raise AuthenticationRequired("send an API key: Authorization: Bearer fsk_…")
-    if key is None or not keys.is_valid(key):
+    if key is None or not is_valid(key):
         raise AuthenticationRequired("this API key is unknown, revoked or expired")
     return _principal(key)
 
 
-def _principal_of_session(context: ServiceContext, signed: SignedSession, cookie: str) -> Principal:
+def _principal_of_session(context: ServiceContext, key_id: str, signed_at_us: int, cookie: str) -> Principal:
     with context.database.read() as session:
-        key = session.get(ApiKey, signed.key_id)
-        ended = session.get(EndedSession, session_hash(cookie)) is not None
-    if key is None or ended or not keys.is_valid(key) or signed.signed_at_us < key.sessions_from_us:
+        key = session.get(ApiKey, key_id)
+        ended = session.get(EndedSession, hash_secret(cookie)) is not None
+    if key is None or ended or not is_valid(key) or signed_at_us < key.sessions_from_us:
         raise AuthenticationRequired("this session has ended: log in again")
     return _principal(key)
 
 
 def _principal(key: ApiKey) -> Principal:
-    return Principal(key.id, key.project, frozenset(keys.Scope(scope) for scope in key.scopes))
+    return Principal(key.id, key.project, frozenset(map(Scope, key.scopes)))

@@ -12,8 +12,7 @@ import pytest
 from foreshock_service.maintenance import keys as console
 from foreshock_service.platform.audit import on_stderr, record
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope
-from foreshock_service.platform.security import SERVICE
+from foreshock_service.platform.security import SERVICE, Scope
 from tests.service.keys import make_key
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import add_alert

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from foreshock.api.records import to_json
 from foreshock_service.app import api_routes
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope
+from foreshock_service.platform.security import Scope
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from tests.foreshock.certify.making import certificate, row
 from tests.service.keys import make_key

@@ -10,7 +10,7 @@ from sqlalchemy import event
 from foreshock import Client
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform import keys
+from foreshock_service.platform import security
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ApiKey, RetiredSecret
 from foreshock_service.platform.security import SESSION_COOKIE, sign_session
@@ -22,12 +22,12 @@ from tests.service.server import RunningServer
 HOUR = 3600.0
 
 
-def make_key(database: Database, *scopes: keys.Scope, expires_at_us: int | None = None) -> tuple[str, str]:
+def make_key(database: Database, *scopes: security.Scope, expires_at_us: int | None = None) -> tuple[str, str]:
     """Make a key of every project; return its id and its secret."""
-    secret = keys.new_secret()
-    chosen = scopes or (keys.Scope.ADMIN,)
+    secret = security.new_secret()
+    chosen = scopes or (security.Scope.ADMIN,)
     key = database.write(
-        lambda session: keys.create_key(session, secret, "test", None, chosen, expires_at_us=expires_at_us)
+        lambda session: security.create_key(session, secret, "test", None, chosen, expires_at_us=expires_at_us)
     )
     return key.id, secret
 
@@ -37,8 +37,8 @@ def status_of(http: httpx.Client, secret: str) -> int:
 
 
 def rotate(database: Database, key_id: str, overlap_seconds: float) -> str:
-    secret = keys.new_secret()
-    database.write(lambda session: keys.rotate_key(session, key_id, secret, overlap_seconds))
+    secret = security.new_secret()
+    database.write(lambda session: security.rotate_key(session, key_id, secret, overlap_seconds))
     return secret
 
 
@@ -56,7 +56,7 @@ def test_rotated_key_accepts_both_secrets_during_the_overlap(http: httpx.Client,
     assert (status_of(http, first), status_of(http, second)) == (200, 200)
     third = rotate(database, key_id, 0.0)
     assert [status_of(http, secret) for secret in (first, second, third)] == [401, 401, 200]
-    database.write(lambda session: keys.revoke_key(session, key_id))
+    database.write(lambda session: security.revoke_key(session, key_id))
     assert status_of(http, third) == 401
     with pytest.raises(ConfigurationError, match="revoked or expired"):
         rotate(database, key_id, 0.0)
@@ -67,7 +67,7 @@ def test_no_secret_is_stored_after_a_rotation(database: Database) -> None:
     second = rotate(database, key_id, HOUR)
     with database.read() as session:
         stored = repr([vars(row) for row in (*session.query(ApiKey), *session.query(RetiredSecret))])
-        assert keys.was_ever_a_secret(session, first)
+        assert security.was_ever_a_secret(session, first)
     assert first not in stored
     assert second not in stored
 
@@ -135,22 +135,22 @@ class Clock:
 
 def test_requests_beyond_the_rate_are_refused_until_the_bucket_fills_again() -> None:
     clock = Clock()
-    limits = keys.KeyLimits(2.0, clock)
+    limits = security.KeyLimits(2.0, clock)
     for _ in range(10):
         limits.admit("key_1")
-    with pytest.raises(keys.TooManyRequests) as refused:
+    with pytest.raises(security.TooManyRequests) as refused:
         limits.admit("key_1")
     assert refused.value.headers == {"Retry-After": "1"}
     limits.admit("key_2")
     clock.now += 1.0
     limits.admit("key_1")
     limits.admit("key_1")
-    with pytest.raises(keys.TooManyRequests):
+    with pytest.raises(security.TooManyRequests):
         limits.admit("key_1")
     # A rate below one request in five seconds admits one.
-    slow = keys.KeyLimits(0.01, clock)
+    slow = security.KeyLimits(0.01, clock)
     slow.admit("key_1")
-    with pytest.raises(keys.TooManyRequests) as refused:
+    with pytest.raises(security.TooManyRequests) as refused:
         slow.admit("key_1")
     assert refused.value.headers == {"Retry-After": "100"}
 
@@ -158,7 +158,7 @@ def test_requests_beyond_the_rate_are_refused_until_the_bucket_fills_again() -> 
 @pytest.mark.settings(key_requests_per_second=0.5)
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_limited_client_loses_nothing(server: RunningServer, database: Database, tmp_path: Path) -> None:
-    _, secret = make_key(database, keys.Scope.INGEST, keys.Scope.READ)
+    _, secret = make_key(database, security.Scope.INGEST, security.Scope.READ)
     client = Client(server.url, api_key=secret, run_key="run", spool_directory=tmp_path / "spool")
     for step in range(6):
         client.log_rollouts(step, random_batch(step))
@@ -191,7 +191,7 @@ def test_key_is_looked_up_by_its_hash_so_that_a_guess_tells_nothing_of_it(databa
         connection = session.connection()
         event.listen(connection, "before_cursor_execute", lambda *call: asked.append(f"{call[2]} {call[3]}"))
         for guess in (secret[:-1] + "-", secret[: len(secret) // 2], secret):
-            assert (keys.find_key_by_secret(session, guess) is not None) == (guess == secret)
+            assert (security.find_key_by_secret(session, guess) is not None) == (guess == secret)
     assert len(asked) >= 3
     parts = [secret[place : place + 8] for place in range(len(secret) - 7)]
     assert not [text for text in asked if any(part in text for part in parts)]

@@ -7,8 +7,8 @@ import pytest
 from starlette.types import Message
 
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.request_guards import ReceivedBody
+from foreshock_service.platform.security import Scope
 from tests.service.keys import make_key
 from tests.service.sending import PARQUET, start_run
 

@@ -16,7 +16,7 @@ from foreshock.certify.certificate import Certificate, read_certificate, write_c
 from foreshock.errors import ForeshockError
 from foreshock_probes.certify import command
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope
+from foreshock_service.platform.security import Scope
 from tests.foreshock.certify.making import certificate, not_tried, row
 from tests.foreshock.certify.test_registry import made
 from tests.ports import free_port

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.keys import Scope
+from foreshock_service.platform.security import Scope
 from foreshock_service.runs.runs import lock_run_for_background
 from tests.service.keys import make_key
 from tests.service.sending import Sender, make_batch, problem_of, start_run

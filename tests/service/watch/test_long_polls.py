@@ -10,8 +10,7 @@ from fastapi import FastAPI
 from sqlalchemy import event
 
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope
-from foreshock_service.platform.security import UNRESTRICTED
+from foreshock_service.platform.security import UNRESTRICTED, Scope
 from foreshock_service.watch.long_polls import LOOK_SECONDS, LongPolls, RunVersion, read_versions
 from tests.service.keys import make_key
 from tests.service.watch.recorded import K3, RecordedRun

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
 from foreshock import page_addresses
-from foreshock_service.platform import keys, parameters, problem, request_guards, security
+from foreshock_service.platform import parameters, problem, request_guards, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures import Figure, Missing
@@ -51,11 +51,11 @@ class PageSession:
 def page_session(request: Request, context: Context) -> PageSession:
     """Return the session of a request to a page. Raises AuthenticationRequired or ScopeMissing."""
     principal = security.authenticate(context, request)
-    security.check_scope(principal, keys.Scope.READ)
+    security.check_scope(principal, security.Scope.READ)
     visitor = view_models.Visitor(
         signed_in=security.SESSION_COOKIE in request.cookies and principal.key_id is not None,
-        may_answer_alerts=principal.may(keys.Scope.INGEST),
-        may_operate=principal.may(keys.Scope.ADMIN),
+        may_answer_alerts=principal.may(security.Scope.INGEST),
+        may_operate=principal.may(security.Scope.ADMIN),
         # Without a session, the token is derived from an empty cookie.
         csrf_token=security.form_token(context.session_secret, request.cookies.get(security.SESSION_COOKIE, "")),
     )
@@ -65,7 +65,7 @@ def page_session(request: Request, context: Context) -> PageSession:
 ReaderSession = Annotated[PageSession, Depends(page_session)]
 
 
-def form_sender(scope: keys.Scope) -> Callable[..., PageSession]:
+def form_sender(scope: security.Scope) -> Callable[..., PageSession]:
     """Return the dependency of a form: it requires the scope and the form token of the same session."""
 
     def session_with_token(
@@ -82,8 +82,8 @@ def form_sender(scope: keys.Scope) -> Callable[..., PageSession]:
 
 
 # Forms require the same scopes as the API.
-IngesterSession = Annotated[PageSession, Depends(form_sender(keys.Scope.INGEST))]
-OperatorSession = Annotated[PageSession, Depends(form_sender(keys.Scope.ADMIN))]
+IngesterSession = Annotated[PageSession, Depends(form_sender(security.Scope.INGEST))]
+OperatorSession = Annotated[PageSession, Depends(form_sender(security.Scope.ADMIN))]
 
 
 def require_form_token(context: ServiceContext, request: Request, token: str) -> None:
@@ -95,7 +95,7 @@ def require_form_token(context: ServiceContext, request: Request, token: str) ->
 def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: str) -> Response:
     """Create a session from an API key and redirect to the page. Raises AuthenticationRequired or ScopeMissing."""
     principal = security.principal_of_secret(context, api_key.strip())
-    security.check_scope(principal, keys.Scope.READ)
+    security.check_scope(principal, security.Scope.READ)
     response = RedirectResponse(local_path(next_path), status_code=303, headers=rendering.PAGE_HEADERS)
     if principal.key_id is not None:
         response.set_cookie(
@@ -120,14 +120,7 @@ def _is_over_tls(request: Request) -> bool:
 
 def sign_out(context: ServiceContext, request: Request) -> Response:
     """End the session, including copies of its cookie, and redirect to /login."""
-    cookie = request.cookies.get(security.SESSION_COOKIE)
-    # Only a cookie that this service signed is stored, because anyone can send cookies.
-    if (
-        cookie is not None
-        and security.verify_session(context.session_secret, cookie, security.SESSION_SECONDS) is not None
-    ):
-        ended = security.session_hash(cookie)
-        context.database.write(lambda session: keys.end_session(session, ended, security.SESSION_SECONDS))
+    security.end_session(context.database, context.session_secret, request.cookies.get(security.SESSION_COOKIE, ""))
     response = RedirectResponse("/login", status_code=303, headers=rendering.PAGE_HEADERS)
     response.delete_cookie(security.SESSION_COOKIE, httponly=True, samesite="strict")
     return response

@@ -13,8 +13,7 @@ from foreshock.certify.registry import engine_of, entries
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope, create_key, new_secret
-from foreshock_service.platform.security import SESSION_COOKIE
+from foreshock_service.platform.security import SESSION_COOKIE, Scope, create_key, new_secret
 from foreshock_service.platform.settings import Settings
 from foreshock_service.present.pages.presenters.alerts import run_dashboard
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS, STEP_PLOTS

@@ -10,7 +10,7 @@ from playwright.sync_api import BrowserContext, Page
 
 from foreshock.api.diagnosis import Diagnosis, DiagnosisEvent
 from foreshock.commands.text import WIDTH
-from foreshock_service.platform.keys import Scope
+from foreshock_service.platform.security import Scope
 from foreshock_service.present.pages.presenters import report
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
 from foreshock_service.present.pages.presenters.report import SCREEN_LINES

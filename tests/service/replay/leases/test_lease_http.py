@@ -9,7 +9,7 @@ import pytest
 
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope
+from foreshock_service.platform.security import Scope
 from tests.service import working
 from tests.service.keys import make_key
 from tests.service.replay.leases.conftest import Clock

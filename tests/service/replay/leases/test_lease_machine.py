@@ -26,8 +26,7 @@ from foreshock.api.leases import LeaseRecord
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import insert_if_absent
-from foreshock_service.platform.keys import Scope
-from foreshock_service.platform.security import Principal
+from foreshock_service.platform.security import Principal, Scope
 from foreshock_service.replay import leases
 from foreshock_service.replay.leases import FailBody, HeartbeatBody, LeaseLost, LeaseRequest
 from foreshock_service.replay.probes import service as probes

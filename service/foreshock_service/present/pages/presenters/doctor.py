@@ -7,7 +7,7 @@ from foreshock.api.doctor import DoctorStepRecord
 from foreshock.api.probes import ProbeRecord
 from foreshock.diagnosis.wording import as_sentence, plural
 from foreshock.doctor.findings import tried_in_words
-from foreshock_service.platform import keys
+from foreshock_service.platform import security
 from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.database.tables import ProbeResult
 from foreshock_service.present.pages.presenters.viewing import Viewing
@@ -26,7 +26,7 @@ def doctor_of_step(viewing: Viewing, key: events.StepKey) -> dict[str, Any]:
         (each for each in probes if each.kind == probe_kinds.DOCTOR.name and each.attempt == key.attempt), None
     )
     can_ask = find_checkpoint(viewing.session, *key) is not None and (asked is None or asked.state != "running")
-    may_ask = can_ask and viewing.principal.may(keys.Scope.INGEST)
+    may_ask = can_ask and viewing.principal.may(security.Scope.INGEST)
     action = f"/runs/{key.run_id}/steps/{key.step}/doctor" if may_ask else None
     record = doctor.newest_report(viewing.session, of_step(ProbeResult, key))
     return _panel(record, key.step, _examination_in_words(asked), action, is_possible=can_ask or asked is not None)
