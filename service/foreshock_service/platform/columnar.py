@@ -33,36 +33,12 @@ class AnswerTooLarge(problem.ProblemError, status=422, problem_type="answer-too-
     """A columnar answer with more values than a setting allows; the detail says how to ask for less."""
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """Column of strings: row i has `names[codes[i]]`."""
-
-    codes: NDArray[np.int32]
-    names: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def __getitem__(self, chosen: Any) -> Labels:
-        return Labels(self.codes[chosen], self.names)
-
-    def strings(self) -> list[str]:
-        """Return the string of each row."""
-        return [self.names[code] for code in self.codes.tolist()]
-
-    def ranks(self) -> NDArray[np.int32]:
-        """Return integers, [rows], that sort as the strings do."""
-        ranks = np.empty(len(self.names), dtype=np.int32)
-        ranks[np.argsort(np.array(self.names, dtype=object), kind="stable")] = np.arange(len(self.names))
-        return ranks[self.codes]
-
-
-Column = NDArray[Any] | Labels
+Column = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
-    """Columns of equal length by name. NaN and infinite floats are missing values."""
+    """Columns of equal length by name; labels are strings as objects. NaN and infinite floats are missing values."""
 
     columns: Mapping[str, Column]
 
@@ -81,32 +57,25 @@ class ColumnTable:
         return ColumnTable({name: column[chosen] for name, column in self.columns.items()})
 
     def joined_with(self, other: ColumnTable) -> ColumnTable:
-        """Return the rows of both tables, which have the same columns and label names."""
-        joined: dict[str, Column] = {}
-        for name, column in self.columns.items():
-            more = other.columns[name]
-            if isinstance(column, Labels) and isinstance(more, Labels):
-                joined[name] = Labels(np.concatenate([column.codes, more.codes]), column.names)
-            else:
-                joined[name] = np.concatenate([self.array(name), other.array(name)])
-        return ColumnTable(joined)
+        """Return the rows of both tables, which have the same columns."""
+        return ColumnTable(
+            {name: np.concatenate([column, other.columns[name]]) for name, column in self.columns.items()}
+        )
 
     def sorted_by(self, *names: str) -> ColumnTable:
         """Return the rows sorted by these columns; the first one is the primary sort key."""
-        keys = [self.columns[name] for name in reversed(names)]
-        return self.rows(np.lexsort([key.ranks() if isinstance(key, Labels) else key for key in keys]))
+        # Labels by their ranks: `lexsort` takes no objects.
+        keys = [np.unique(self.columns[name], return_inverse=True)[1] for name in reversed(names)]
+        return self.rows(np.lexsort(keys))
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return a column that has no labels."""
-        column = self.columns[name]
-        assert not isinstance(column, Labels), name
-        return column
+        """Return a column."""
+        return self.columns[name]
 
     def strings(self, name: str) -> list[str]:
-        """Return a column of labels as strings."""
-        column = self.columns[name]
-        assert isinstance(column, Labels), name
-        return column.strings()
+        """Return a column of labels."""
+        labels: list[str] = self.columns[name].tolist()
+        return labels
 
     def groups(self, *names: str) -> list[tuple[int, int]]:
         """Return (first row, row after the last) of each stretch of rows with equal values in these columns."""
@@ -114,9 +83,7 @@ class ColumnTable:
             return []
         changed = np.zeros(self.num_rows - 1, dtype=bool)
         for name in names:
-            column = self.columns[name]
-            values = column.codes if isinstance(column, Labels) else column
-            changed |= values[1:] != values[:-1]
+            changed |= self.columns[name][1:] != self.columns[name][:-1]
         starts = [0, *(np.flatnonzero(changed) + 1).tolist()]
         return list(zip(starts, [*starts[1:], self.num_rows], strict=True))
 
@@ -135,25 +102,16 @@ def read_columns(
     AnswerTooLarge as soon as more than `most_values` values were read.
     """
     row_type = np.dtype([(name, _DTYPES[kind]) for name, kind in kinds.items() if name not in constants])
-    codes: dict[str, dict[str, int]] = {name: {} for name, kind in kinds.items() if kind == "label"}
     blocks = [np.empty(0, row_type)]
     rows = 0
     for block in _blocks(session, query.limit(most_values // len(kinds) + 1)):
         rows += len(block)
         check_rows(rows, len(kinds), most_values)
-        received = np.fromiter(block, row_type, len(block))
-        for name in codes.keys() - constants.keys():
-            known = codes[name]
-            received[name] = [known.setdefault(label, len(known)) for label in received[name]]
-        blocks.append(received)
+        blocks.append(np.fromiter(block, row_type, len(block)))
     whole = np.concatenate(blocks)
-    columns: dict[str, Column] = {}
-    for name in kinds:
-        if name in constants:
-            columns[name] = Labels(np.zeros(len(whole), np.int32), (constants[name],))
-        else:
-            columns[name] = Labels(whole[name].astype(np.int32), tuple(codes[name])) if name in codes else whole[name]
-    return ColumnTable(columns)
+    return ColumnTable(
+        {name: np.full(rows, constants[name], np.object_) if name in constants else whole[name] for name in kinds}
+    )
 
 
 def most_values(settings: Settings, max_points: int | None) -> int:
@@ -302,27 +260,21 @@ def render(table: ColumnTable, media_type: str, beside: Mapping[str, Any] | None
 
 def table_of_lists(lists: Mapping[str, Sequence[float | None]]) -> ColumnTable:
     """Return lists of numbers by name as a table, None as a missing value."""
-    return ColumnTable({name: _numbers(values) for name, values in lists.items()})
-
-
-def _numbers(values: Sequence[float | None]) -> NDArray[Any]:
-    return np.array(values) if all(isinstance(each, int) for each in values) else np.array(values, dtype=np.float64)
+    are_whole = {name: all(isinstance(each, int) for each in values) for name, values in lists.items()}
+    return ColumnTable({name: np.array(lists[name], None if are_whole[name] else np.float64) for name in lists})
 
 
 def _json_of(column: Column) -> bytes:
-    if isinstance(column, Labels):
-        names = [orjson.dumps(name) for name in column.names]
-        return b"[" + b",".join([names[code] for code in column.codes.tolist()]) + b"]"
+    if column.dtype.kind == "O":
+        return orjson.dumps(column.tolist())
     # NaN and infinite values become null.
     return orjson.dumps(np.ascontiguousarray(column), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _arrow(column: Column) -> pa.Array:
-    if isinstance(column, Labels):
-        return pa.DictionaryArray.from_arrays(column.codes, pa.array(column.names, pa.string())).cast(pa.string())
     if column.dtype.kind == "f":
         return pa.array(column, mask=~np.isfinite(column))
-    return pa.array(column)
+    return pa.array(column, pa.string() if column.dtype.kind == "O" else None)
 
 
 def _quality(accept: str, media_type: str) -> float:

@@ -76,10 +76,7 @@ class ChosenTokens:
         """Return the tokens of all parts in the order of their places, with a column for each of `scorers`."""
         parts = [part for _, part in sorted(self.parts, key=lambda each: each[0])]
         names = [name for part in parts for name in part["sample_id"]]
-        codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-        columns: dict[str, columnar.Column] = {
-            "sample_id": columnar.Labels(np.array([codes[name] for name in names], dtype=np.int32), tuple(codes))
-        }
+        columns: dict[str, columnar.Column] = {"sample_id": np.array(names, dtype=np.object_)}
         for column in ("shard", "position", "token_id", "generated", "d", *(LOG_PROB + name for name in scorers)):
             columns[column] = np.concatenate([_values(part, column) for part in parts])
         return columnar.ColumnTable(columns)

@@ -168,10 +168,7 @@ def _join(context: ServiceContext, key: events.StepKey, files: Sequence[Shard], 
 
 def _tokens_json(found: FoundTokens) -> bytes:
     """Return the JSON of a `TokensRecord`; a model of each token takes thirty times as long."""
-    columns = {
-        name: column.strings() if isinstance(column, columnar.Labels) else column.tolist()
-        for name, column in found.table.columns.items()
-    }
+    columns = {name: column.tolist() for name, column in found.table.columns.items()}
     scores = [columns.pop(chosen_tokens.LOG_PROB + scorer) for scorer in found.scorers]
     items = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     for place, item in enumerate(items):

@@ -74,7 +74,7 @@ def test_small_body_is_not_compressed() -> None:
 TABLE = columnar.ColumnTable(
     {
         "step": np.array([1, 2, 2**53 + 1]),
-        "name": columnar.Labels(np.array([1, 0, 1], dtype=np.int32), ('a "quoted", name', "größe")),
+        "name": np.array(["größe", 'a "quoted", name', "größe"], dtype=np.object_),
         "sample": np.array([True, False, False]),
         "value": np.array([0.1, np.nan, np.inf]),
     }
@@ -140,7 +140,7 @@ def test_ends_and_extremes_are_kept(rows: list[tuple[float, float]], most: int) 
 
 
 def test_each_curve_is_sampled_alone() -> None:
-    curve = columnar.Labels(np.repeat([1, 0], 100).astype(np.int32), ("loss", "entropy"))
+    curve = np.repeat(np.array(["entropy", "loss"], dtype=np.object_), 100)
     value = np.zeros(200)
     value[[33, 166]] = 5.0
     kept = columnar.keep_extremes(
