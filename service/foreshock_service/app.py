@@ -21,6 +21,7 @@ from foreshock_service.maintenance import delete_runs, retention
 from foreshock_service.platform import (
     disk_room,
     health,
+    keys,
     problem,
     process,
     request_guards,
@@ -130,7 +131,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
             most_of_one_key=settings.key_uploads,
             folders=disk_room.folders_to_watch(settings),
         ),
-        key_limits=security.KeyLimits(settings.key_requests_per_second),
+        key_limits=keys.KeyLimits(settings.key_requests_per_second),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
         # Adds replayed scores to the tokens that are shown.

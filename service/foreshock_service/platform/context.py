@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
-from foreshock_service.platform import security
+from foreshock_service.platform import keys
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
@@ -68,8 +68,8 @@ class ServiceContext:
     decoders: DecoderPool
     session_secret: bytes
     uploads: UploadPlaces
-    key_limits: security.KeyLimits = field(default_factory=security.KeyLimits)
-    key_uses: security.KeyUses = field(default_factory=security.KeyUses)
+    key_limits: keys.KeyLimits = field(default_factory=keys.KeyLimits)
+    key_uses: keys.KeyUses = field(default_factory=keys.KeyUses)
     # Threads of readiness checks. A check that hangs keeps its thread; if all are taken, further checks fail.
     check_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(12))
     stopping: threading.Event = field(default_factory=threading.Event)

@@ -5,42 +5,32 @@ Only the hash of a key's secret is stored. A bearer key or a signed session cook
 unbound principal with all scopes.
 """
 
-from __future__ import annotations
-
 import getpass
 import hashlib
-import math
 import secrets
-import threading
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 from itsdangerous import BadSignature, Signer, URLSafeTimedSerializer
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
+from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ApiKey, EndedSession, RetiredSecret, new_identifier
 from foreshock_service.platform.problem import ProblemError
 
-if TYPE_CHECKING:
-    from foreshock_service.platform.context import ServiceContext
-
 SESSION_COOKIE = "foreshock_session"
 SESSION_SECONDS = 12 * 3600
 """Lifetime of a session."""
-BURST_SECONDS = 5.0
-"""A key may save up this many seconds of its rate: a thousand trainers whose polls end together poll again together."""
-_LEAST_APART_US = 60_000_000
 # The salts keep a token of one purpose from being accepted for the other.
 _SESSION, _FORM = "foreshock.session", "foreshock.form"
 _ALGORITHM = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
@@ -58,10 +48,6 @@ class AuthenticationRequired(ProblemError, status=401, problem_type="authenticat
 
 class ScopeMissing(ProblemError, status=403, problem_type="scope-missing"):
     """A valid key without the scope that the endpoint requires."""
-
-
-class TooManyRequests(ProblemError, status=429, problem_type="too-many-requests"):
-    """A key beyond its limit of requests or uploads; the same request succeeds after Retry-After."""
 
 
 class Scope(StrEnum):
@@ -213,68 +199,6 @@ def _known(session: Session, key_id: str) -> ApiKey:
     return key
 
 
-class KeyUses:
-    """Uses of keys in this process. Thread-safe: single operations on a dict are atomic."""
-
-    def __init__(self) -> None:
-        self._noted: dict[str, int] = {}
-        self._written: dict[str, int] = {}
-
-    def note(self, key_id: str) -> None:
-        """Note that the key was used now."""
-        self._noted[key_id] = now_us()
-
-    def write(self, database: Database) -> None:
-        """Write the last use of each key, at most once a minute per key, and delete expired sessions."""
-        due = {
-            key_id: used
-            for key_id, used in list(self._noted.items())
-            if used - self._written.get(key_id, -_LEAST_APART_US) >= _LEAST_APART_US
-        }
-        if not due:
-            return
-
-        def write(session: Session) -> None:
-            for key_id, used in due.items():
-                # Another process may have written a newer use.
-                before = or_(ApiKey.last_used_at_us.is_(None), ApiKey.last_used_at_us <= used - _LEAST_APART_US)
-                session.execute(update(ApiKey).where(ApiKey.id == key_id, before).values(last_used_at_us=used))
-            session.execute(delete(EndedSession).where(EndedSession.expires_at_us < now_us()))
-
-        database.write(write)
-        self._written |= due
-
-
-class KeyLimits:
-    """The limit of each key's requests. A rate of 0 means no limit. Thread-safe."""
-
-    def __init__(self, requests_per_second: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = requests_per_second
-        self._clock = clock
-        self._lock = threading.Lock()
-        # Key → the time at which it has no request to make up for: each request moves it by 1/rate.
-        self._even: dict[str, float] = {}
-
-    def admit(self, key_id: str) -> None:
-        """Count a request of the key; raises TooManyRequests with the seconds until the next one is admitted."""
-        if not self._rate:
-            return
-        with self._lock:
-            now = self._clock()
-            even = max(self._even.get(key_id, now), now) + 1 / self._rate
-            # At least one request: otherwise a rate below one per five seconds would admit none.
-            wait = even - now - max(BURST_SECONDS, 1 / self._rate)
-            if wait <= 1e-9:
-                self._even[key_id] = even
-                return
-        seconds = max(1, math.ceil(wait - 1e-9))
-        raise TooManyRequests(
-            f"this key is limited to {self._rate:,.10g} requests per second: try again in {seconds} s "
-            "(FORESHOCK_KEY_REQUESTS_PER_SECOND of the service)",
-            headers={"Retry-After": str(seconds)},
-        )
-
-
 def sign_session(secret: bytes, key_id: str) -> str:
     """Return the value of a new session cookie; a random part makes each value unique."""
     return _sessions(secret).dumps([key_id, now_us(), secrets.token_urlsafe(12)])
@@ -319,8 +243,8 @@ def _forms(secret: bytes) -> Signer:
 def require(scope: Scope) -> Callable[..., Principal]:
     """Return the dependency for a scope: `principal: Annotated[Principal, Depends(require(Scope.READ))]`."""
 
-    def principal_with_scope(request: Request, _: Bearer) -> Principal:
-        principal = authenticate(request.app.state.context, request)
+    def principal_with_scope(request: Request, context: Context, _: Bearer) -> Principal:
+        principal = authenticate(context, request)
         check_scope(principal, scope)
         return principal
 

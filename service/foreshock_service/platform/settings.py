@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     database_connections: int = Field(
         default=80,
         ge=2,
-        description="PostgreSQL connections of all processes together, beside two of each; its own default allows 100",
+        description="PostgreSQL connections of all processes together, beside six of each; its own default allows 100",
     )
     store_url: str = Field(default="./foreshock-data/tokens", description="a local folder, or s3://bucket/prefix")
     store_endpoint: str = Field(default="", description="http(s)://host:port of an S3-compatible store; empty: AWS")

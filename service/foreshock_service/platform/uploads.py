@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 
 from foreshock.errors import RolloutsError
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from foreshock_service.platform import disk_room, problem, request_guards, security
+from foreshock_service.platform import disk_room, keys, problem, request_guards
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderDied, decoding_key
 from foreshock_service.platform.store.tokens import TokenStore
@@ -72,7 +72,7 @@ class UploadPlaces:
     async def place(self, key_id: str | None = None) -> AsyncIterator[None]:
         """Hold a place; raises UploadsBusy if none is free, TooManyRequests if the key holds as many as it may."""
         if key_id is not None and 0 < self._most_of_one_key <= self._taken_by[key_id]:
-            raise security.TooManyRequests(
+            raise keys.TooManyRequests(
                 f"this key has {self._most_of_one_key} uploads under way: try again (FORESHOCK_KEY_UPLOADS of the "
                 "service bounds them)",
                 headers={"Retry-After": "1"},

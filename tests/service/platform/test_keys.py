@@ -10,7 +10,7 @@ from sqlalchemy import event
 from foreshock import Client
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform import security
+from foreshock_service.platform import keys, security
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ApiKey, RetiredSecret
 from foreshock_service.platform.security import SESSION_COOKIE, sign_session
@@ -135,22 +135,22 @@ class Clock:
 
 def test_requests_beyond_the_rate_are_refused_until_the_bucket_fills_again() -> None:
     clock = Clock()
-    limits = security.KeyLimits(2.0, clock)
+    limits = keys.KeyLimits(2.0, clock)
     for _ in range(10):
         limits.admit("key_1")
-    with pytest.raises(security.TooManyRequests) as refused:
+    with pytest.raises(keys.TooManyRequests) as refused:
         limits.admit("key_1")
     assert refused.value.headers == {"Retry-After": "1"}
     limits.admit("key_2")
     clock.now += 1.0
     limits.admit("key_1")
     limits.admit("key_1")
-    with pytest.raises(security.TooManyRequests):
+    with pytest.raises(keys.TooManyRequests):
         limits.admit("key_1")
     # A rate below one request in five seconds admits one.
-    slow = security.KeyLimits(0.01, clock)
+    slow = keys.KeyLimits(0.01, clock)
     slow.admit("key_1")
-    with pytest.raises(security.TooManyRequests) as refused:
+    with pytest.raises(keys.TooManyRequests) as refused:
         slow.admit("key_1")
     assert refused.value.headers == {"Retry-After": "100"}
 

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from sqlalchemy import Connection, event, text
+from sqlalchemy import event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
@@ -27,8 +28,7 @@ Result = TypeVar("Result")
 _MAX_ATTEMPTS = 5
 _REMEMBERED_WRITES = 1000
 # The other transaction of a deadlock takes milliseconds. Jitter keeps the two from colliding again.
-_FIRST_RETRY_SECONDS = 0.01
-_LONGEST_RETRY_SECONDS = 0.2
+_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.01, 0.2
 _WRITER = "foreshock-writer"
 _CALLBACKS = "foreshock.after_commit"
 _logger = logging.getLogger(__name__)
@@ -60,9 +60,8 @@ class Database:
         self.is_sqlite = self._write_engine.dialect.name == "sqlite"
         self._read_engine = engine.make_reading_engine(self._write_engine, connections=connections)
         self._writer = ThreadPoolExecutor(1, _WRITER) if self.is_sqlite else None
-        self._naming = threading.Lock()
-        self._names = set[str]()
-        self._connection_of_names: Connection | None = None
+        # Beside the pool: work that holds a name needs connections of the pool, which other holders might keep.
+        self._name_engine = engine.make_engine(url)
         # Of the newest writes, waiting included.
         self.write_seconds: deque[float] = deque(maxlen=_REMEMBERED_WRITES)
 
@@ -101,7 +100,7 @@ class Database:
                 result, session = self._writer.submit(self._write_directly, work).result()
             else:
                 result, session = retry(
-                    lambda: self._write_directly(work),
+                    partial(self._write_directly, work),
                     Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
                     is_retryable=engine.is_retryable,
                     max_attempts=_MAX_ATTEMPTS,
@@ -125,61 +124,31 @@ class Database:
 
     @contextmanager
     def exclusive(self, name: str) -> Iterator[bool]:
-        """Hold this name during a `with` block and give True; give False if another process holds it.
+        """Hold this name during a `with` block and give True; give False if another process or thread holds it.
 
-        For background work that one process at a time does. PostgreSQL releases the name when the connection ends, even
-        after a crash. SQLite has one service process. One connection beside the pool holds all names of this process.
+        For background work that one process at a time does. PostgreSQL releases the name when its connection ends, even
+        after a crash. SQLite has one service process.
         """
         if self.is_sqlite:
             yield True
             return
-        is_held = self._ask_for(name)
-        try:
-            yield is_held
-        finally:
-            if is_held:
-                self._release(name)
-
-    def _ask_for(self, name: str) -> bool:
-        with self._naming:
-            # The connection would give this process a name that another of its threads holds.
-            if name in self._names:
-                return False
-            if self._connection_of_names is None:
-                # Beside the pool: work that holds a name needs connections of the pool, which other holders might keep.
-                self._connection_of_names = self._write_engine.connect()
-                self._connection_of_names.detach()
-            if self._call(self._connection_of_names, "pg_try_advisory_lock", name):
-                self._names.add(name)
-            return name in self._names
-
-    def _release(self, name: str) -> None:
-        with self._naming:
-            self._names.discard(name)
-            if self._connection_of_names is not None:
-                self._call(self._connection_of_names, "pg_advisory_unlock", name)
-
-    def _call(self, connection: Connection, function: str, name: str) -> bool:
-        key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
-        try:
-            answer = connection.execute(text(f"SELECT {function}(:key)"), {"key": key}).scalar_one()
+        key = {"key": int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)}
+        with self._name_engine.connect() as connection:
+            is_held = bool(connection.execute(text("SELECT pg_try_advisory_lock(:key)"), key).scalar_one())
             # The lock belongs to the connection; a transaction that stays open would keep old rows from vacuum.
             connection.commit()
-        except Exception:
-            self._connection_of_names = None
-            connection.close()
-            raise
-        return bool(answer)
+            try:
+                yield is_held
+            finally:
+                if is_held:
+                    connection.execute(text("SELECT pg_advisory_unlock(:key)"), key)
+                    connection.commit()
 
     def close(self) -> None:
         """Finish the queued writes and close every connection. One in use is closed when its thread returns it."""
         if self._writer is not None:
             self._writer.shutdown()
-        with self._naming:
-            if self._connection_of_names is not None:
-                self._connection_of_names.close()
-                self._connection_of_names = None
-        for each in (self._write_engine, self._read_engine):
+        for each in (self._write_engine, self._read_engine, self._name_engine):
             # `dispose` closes idle connections only; the others would return to a pool that nobody empties.
             event.listen(each.pool, "checkin", _close_connection)
             each.dispose()
