@@ -1,4 +1,4 @@
-"""Token files in an S3-compatible store: one object per file, written whole, read by ranges.
+"""Token files in an S3-compatible store: one object per file, written and read whole.
 
 Bodies are received and decoded in a folder of this machine; only finished files are uploaded. An object appears whole
 or not at all, even if it is uploaded in parts.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import io
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import obstore
@@ -28,9 +28,6 @@ from foreshock_service.platform.store.tokens import ListedFile, TokenStore
 _TEMPORARY = "temporary/"
 _PART_BYTES = 8 << 20
 _LISTED_AT_ONCE = 1000
-# Objects up to this size are read whole. A search for a rollout reads the sample ids of every row group, and a request
-# per row group takes longer.
-_READ_WHOLE_BYTES = 32 << 20
 # The S3 client's own retries are short: they cover a connection that the server closed between two requests. An upload
 # that fails is answered with 503, and the trainer's client sends it again.
 _RETRIES, _RETRY_SECONDS = 2, 5.0
@@ -116,13 +113,8 @@ class ObjectFile:
             return bytes(obstore.get(_client(self.location), self.name).bytes())
 
     def open(self) -> BinaryIO:
-        """Open the object. A small one is read whole by one request; of a larger one each read fetches its range."""
-        with _as_os_errors(self.name):
-            found = obstore.get(_client(self.location), self.name)
-            size = found.meta["size"]
-            if size <= _READ_WHOLE_BYTES:
-                return io.BytesIO(bytes(found.bytes()))
-        return cast(BinaryIO, io.BufferedReader(_Ranges(self, size), 1 << 16))
+        """Read the object by one request: a request for each part of it that is read would take longer."""
+        return io.BytesIO(self.read_bytes())
 
     def exists(self) -> bool:
         try:
@@ -131,42 +123,6 @@ class ObjectFile:
         except FileNotFoundError:
             return False
         return True
-
-    def read_range(self, start: int, end: int) -> bytes:
-        with _as_os_errors(self.name):
-            return bytes(obstore.get_range(_client(self.location), self.name, start=start, end=end))
-
-
-class _Ranges(io.RawIOBase):
-    """An object as a seekable file; each read is one request."""
-
-    def __init__(self, file: ObjectFile, size: int) -> None:
-        self._file = file
-        self._size, self._position = size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        end = min(self._position + view.nbytes, self._size)
-        if end <= self._position:
-            return 0
-        data = self._file.read_range(self._position, end)
-        view[: len(data)] = data
-        self._position += len(data)
-        return len(data)
 
 
 class ObjectTokenStore(TokenStore):
@@ -200,27 +156,14 @@ class ObjectTokenStore(TokenStore):
     def list_files(self) -> Iterator[ListedFile]:
         """Yield every object below the prefix except those of readiness checks."""
         now = datetime.now(UTC)
-        for found in self._list(None, None):
+        for found in self._list():
             if not found["path"].startswith(_TEMPORARY):
                 age = (now - found["last_modified"]).total_seconds()
                 yield ListedFile(found["path"], found["size"], age)
 
-    def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the size in bytes of each object that exists, by name; one request lists a thousand objects."""
-        wanted = set(names)
-        found: dict[str, int] = {}
-        for run in sorted({name.partition("/")[0] for name in names}):
-            of_run = sorted(name for name in wanted if name.startswith(f"{run}/"))
-            for each in self._list(run, of_run[0][:-1]):
-                if each["path"] > of_run[-1]:
-                    break
-                if each["path"] in wanted:
-                    found[each["path"]] = each["size"]
-        return found
-
     def check_exists(self) -> None:
         try:
-            next(iter(self._list(None, None)), None)
+            next(self._list(), None)
         except OSError as error:
             raise ConfigurationError(f"the token store s3://{self.location.bucket} cannot be read: {error}") from None
 
@@ -228,7 +171,7 @@ class ObjectTokenStore(TokenStore):
         with _as_os_errors(_TEMPORARY):
             obstore.put(_client(self.location), f"{_TEMPORARY}readiness-{socket.gethostname()}", b"foreshock")
 
-    def _list(self, prefix: str | None, offset: str | None) -> Iterator[obstore.ObjectMeta]:
-        with _as_os_errors(prefix or ""):
-            for batch in obstore.list(_client(self.location), prefix, offset=offset, chunk_size=_LISTED_AT_ONCE):
+    def _list(self) -> Iterator[obstore.ObjectMeta]:
+        with _as_os_errors(""):
+            for batch in obstore.list(_client(self.location), chunk_size=_LISTED_AT_ONCE):
                 yield from batch

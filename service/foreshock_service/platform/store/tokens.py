@@ -18,7 +18,7 @@ import secrets
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,7 @@ class StoredFile(Protocol):
         """Return the whole file."""
 
     def open(self) -> BinaryIO:
-        """Open the file for reading parts of it: each read fetches its range only."""
+        """Open the file for reading parts of it."""
 
     def exists(self) -> bool:
         """Return whether the file is in the store."""
@@ -142,10 +142,6 @@ class TokenStore(ABC):
     @abstractmethod
     def list_files(self) -> Iterator[ListedFile]:
         """Yield every file of the store except temporary ones, sorted within a folder."""
-
-    @abstractmethod
-    def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the size in bytes of each of these files that exists, by name."""
 
     @abstractmethod
     def check_exists(self) -> None:
@@ -240,13 +236,6 @@ class LocalTokenStore(TokenStore):
 
     def list_files(self) -> Iterator[ListedFile]:
         yield from self._list("", time.time())
-
-    def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        found = {}
-        for name in names:
-            with suppress(FileNotFoundError):
-                found[name] = self.path_of(name).stat().st_size
-        return found
 
     def check_exists(self) -> None:
         if not self.root.is_dir():

@@ -4,22 +4,18 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
-import obstore
 import pytest
 from pydantic import SecretStr
 
 from foreshock.errors import ConfigurationError
-from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
-from foreshock.rollouts.parquet_files import find_rollouts
+from foreshock.rollouts import encode_rollouts
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings, load_settings
-from foreshock_service.platform.store import objects
-from foreshock_service.platform.store.objects import ObjectFile, ObjectTokenStore
+from foreshock_service.platform.store.objects import ObjectTokenStore
 from foreshock_service.platform.store.removal import remove_orphans
 from foreshock_service.platform.store.tokens import open_store, shard_file_name
 from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer, refusing_server
@@ -69,7 +65,7 @@ def put(store: ObjectTokenStore, name: str, data: bytes) -> None:
     assert not temporary.exists()
 
 
-def test_a_large_file_is_uploaded_in_parts_and_read_by_ranges(store: ObjectTokenStore) -> None:
+def test_a_large_file_is_uploaded_in_parts_and_read_in_parts(store: ObjectTokenStore) -> None:
     data = np.random.default_rng(1).bytes(20_000_000)
     put(store, "run_1/0001/large", data)
     file = store.file("run_1/0001/large")
@@ -87,40 +83,6 @@ def test_a_large_file_is_uploaded_in_parts_and_read_by_ranges(store: ObjectToken
         file.read_bytes()
 
 
-def test_one_rollout_is_found_without_the_rest(store: ObjectTokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = np.random.default_rng(1).integers(0, 32_768, 512 * 2000).astype(np.int32)
-    offsets = np.arange(513) * 2000
-    names = [f"sample-{row}" for row in range(512)]
-    body = encode_rollouts(RolloutBatch(names, tokens[:512], np.arange(513), tokens, offsets))
-    put(store, "run_1/0001/shard", body)
-    # As of an object that is too large to be read whole.
-    monkeypatch.setattr(objects, "_READ_WHOLE_BYTES", 1000)
-    monkeypatch.setattr(ObjectFile, "read_bytes", lambda _: pytest.fail("the whole object was read"))
-    read: list[int] = []
-    plain = obstore.get_range
-
-    def counting(*args: Any, **options: Any) -> Any:
-        read.append(options["end"] - options["start"])
-        return plain(*args, **options)
-
-    monkeypatch.setattr(obstore, "get_range", counting)
-    file = store.file("run_1/0001/shard")
-    found = find_rollouts(file, ["sample-300"], DecodeLimits())
-    assert found is not None
-    assert np.array_equal(found.response_token_ids, tokens[256 * 2000 : 320 * 2000])
-    assert 0 < sum(read) < len(body)
-    store.remove(file.name)
-    with pytest.raises(FileNotFoundError):
-        file.open()
-
-
-def test_a_small_object_is_read_by_one_request(store: ObjectTokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(store, "run_1/0001/shard", encode_rollouts(make_batch(3)))
-    monkeypatch.setattr(ObjectFile, "read_range", lambda *_: pytest.fail("a range was read"))
-    found = find_rollouts(store.file("run_1/0001/shard"), make_batch(3).sample_ids[:1], DecodeLimits())
-    assert found is not None
-
-
 def test_files_are_listed_with_size_and_age(store: ObjectTokenStore) -> None:
     names = [shard_file_name("run_1", 1, step, 0, _DIGEST) for step in range(3)]
     for size, name in enumerate(names, 1):
@@ -130,7 +92,6 @@ def test_files_are_listed_with_size_and_age(store: ObjectTokenStore) -> None:
     assert [found[name].size for name in names] == [1, 2, 3]
     assert len(found) == 4
     assert all(-5 < file.age_seconds < 60 for file in found.values())
-    assert store.sizes([*names[1:], "run_1/0001/000000001/missing"]) == {names[1]: 2, names[2]: 3}
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/../b", "/etc/passwd", "a//b", ""])
