@@ -215,9 +215,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         runner.start()
     polls: long_polls.LongPolls = app.state.long_polls
     polls.start()
-    figures = health.ServiceFigures(context, seen, polls.count)
-    app.state.figures = figures
-    watching = asyncio.create_task(figures.watch_loop())
+    app.state.metrics = metrics = health.ServiceMetrics(context, seen, polls.count)
+    watching = asyncio.create_task(metrics.watch_loop())
 
     def begin_to_stop() -> None:
         context.stopping.set()

@@ -8,7 +8,7 @@ from foreshock_service.present.exporter.families import FAMILIES, OF_COMPARISONS
 
 LABELS: dict[str, set[str]] = {
     **{family.sample_name: set(family.labels) for family in FAMILIES},
-    **{gauge.full_name: set() for gauge in health.GAUGES},
+    **{health.PREFIX + name: set() for name in health.GAUGES},
     **{name: {"job"} for name in (f"{health.JOB_RUNS}_total", f"{health.JOB_FAILURES}_total", health.JOB_LAST_RUN)},
 }
 METRIC = re.compile(r"foreshock_\w+")

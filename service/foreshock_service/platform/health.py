@@ -28,9 +28,27 @@ _LOOK_SECONDS = 0.5
 _LOOKS = 120
 
 
+# Gauges of one service process, by the end of their names, with their help texts.
+GAUGES = {
+    "start_time_seconds": "Start of this process, in seconds since 1970",
+    "resident_memory_bytes": "Memory of this process",
+    "uploads_in_progress": "Uploads that are received, decoded or stored",
+    "upload_places": "Uploads that may be under way at a time",
+    "long_polls_waiting": "Requests that wait for a change of advice or alerts",
+    "decoders_ready": "1 if the processes that decode uploads have started",
+    "write_p99_seconds": "99th percentile of the newest writes to the database",
+    "event_loop_delay_max_seconds": "Longest wait for the event loop in the last minute",
+}
+PREFIX = "foreshock_service_"
+# Metrics of the jobs that run in a service process, labelled by job.
+JOB_RUNS = f"{PREFIX}job_runs"
+JOB_FAILURES = f"{PREFIX}job_failures"
+JOB_LAST_RUN = f"{PREFIX}job_last_run_timestamp_seconds"
+
+
 @dataclass(frozen=True)
-class ServiceFigures:
-    """The sources of this process's metrics."""
+class ServiceMetrics:
+    """Prometheus collector of this process's metrics. If several processes share a port, a scrape reads one of them."""
 
     context: ServiceContext
     runners: tuple[jobs.JobRunner, ...]
@@ -45,80 +63,27 @@ class ServiceFigures:
             await asyncio.sleep(_LOOK_SECONDS)
             self.loop_delays.append(max(0.0, time.perf_counter() - begin - _LOOK_SECONDS))
 
-    @property
-    def longest_loop_delay(self) -> float:
-        """Return the longest wait for the event loop in the last minute, in seconds."""
-        return max(self.loop_delays, default=0.0)
-
-    @property
-    def job_records(self) -> dict[str, jobs.JobRecord]:
-        """Return the record of each job in this process, by the job's name."""
-        return {name: record for runner in self.runners for name, record in runner.records.items()}
-
-    @property
-    def write_p99_seconds(self) -> float:
-        """Return the 99th percentile of the newest writes to the database, waiting included; 0 without any."""
-        seconds = list(self.context.database.write_seconds)
-        return float(np.percentile(seconds, 99)) if seconds else 0.0
-
-
-@dataclass(frozen=True)
-class Gauge:
-    """A gauge of one service process: name, help text, and the function that reads its value."""
-
-    name: str
-    help: str
-    read: Callable[[ServiceFigures], float]
-
-    @property
-    def full_name(self) -> str:
-        """Return the name as Prometheus stores it."""
-        return f"foreshock_service_{self.name}"
-
-
-GAUGES: tuple[Gauge, ...] = (
-    Gauge("start_time_seconds", "Start of this process, in seconds since 1970", lambda own: own.started_at_us / 1e6),
-    Gauge("resident_memory_bytes", "Memory of this process", lambda _: resident_bytes()),
-    Gauge("uploads_in_progress", "Uploads that are received, decoded or stored", lambda own: own.context.uploads.taken),
-    Gauge("upload_places", "Uploads that may be under way at a time", lambda own: own.context.uploads.most),
-    Gauge("long_polls_waiting", "Requests that wait for a change of advice or alerts", lambda own: own.count_polls()),
-    Gauge(
-        "decoders_ready",
-        "1 if the processes that decode uploads have started",
-        lambda own: own.context.decoders.is_warm,
-    ),
-    Gauge(
-        "write_p99_seconds",
-        "99th percentile of the newest writes to the database",
-        lambda own: own.write_p99_seconds,
-    ),
-    Gauge(
-        "event_loop_delay_max_seconds",
-        "Longest wait for the event loop in the last minute",
-        lambda own: own.longest_loop_delay,
-    ),
-)
-
-# Metrics of the jobs that run in a service process, labelled by job.
-JOB_RUNS = "foreshock_service_job_runs"
-JOB_FAILURES = "foreshock_service_job_failures"
-JOB_LAST_RUN = "foreshock_service_job_last_run_timestamp_seconds"
-
-
-class ServiceCollector:
-    """Prometheus collector of this process's metrics. If several processes share a port, a scrape reads one of them."""
-
-    def __init__(self, figures: ServiceFigures) -> None:
-        self._figures = figures
-
     def collect(self) -> Iterator[Metric]:
         """Return the metrics."""
-        for gauge in GAUGES:
-            yield GaugeMetricFamily(gauge.full_name, gauge.help, value=float(gauge.read(self._figures)))
+        context = self.context
+        # Waiting included; 0 without any.
+        writes = list(context.database.write_seconds) or [0.0]
+        values: dict[str, float] = {
+            "start_time_seconds": self.started_at_us / 1e6,
+            "resident_memory_bytes": resident_bytes(),
+            "uploads_in_progress": context.uploads.taken,
+            "upload_places": context.uploads.most,
+            "long_polls_waiting": self.count_polls(),
+            "decoders_ready": context.decoders.is_warm,
+            "write_p99_seconds": float(np.percentile(writes, 99)),
+            "event_loop_delay_max_seconds": max(self.loop_delays, default=0.0),
+        }
+        for name, text in GAUGES.items():
+            yield GaugeMetricFamily(PREFIX + name, text, value=values[name])
         runs = CounterMetricFamily(JOB_RUNS, "Runs of a job in this process", labels=["job"])
         failures = CounterMetricFamily(JOB_FAILURES, "Runs that failed", labels=["job"])
         newest = GaugeMetricFamily(JOB_LAST_RUN, "End of the newest run in this process", labels=["job"])
-        for name, record in self._figures.job_records.items():
+        for name, record in (each for runner in self.runners for each in runner.records.items()):
             runs.add_metric([name], record.runs)
             failures.add_metric([name], record.failures)
             if record.finished_at_us is not None:

@@ -118,11 +118,8 @@ class DecoderPool:
     """Pool that runs module-level functions in other processes, which import `preload` when they start. Thread-safe."""
 
     def __init__(self, settings: Settings, preload: Sequence[str] = ()) -> None:
-        self.most_bodies = settings.decode_processes + settings.decode_queue
-        """Number of bodies that may be decoded or wait at a time."""
-        self.bodies = 0
-        """Number of bodies that are decoded or wait for a decoder."""
-        self._lock = threading.Lock()
+        # Of the bodies that are decoded or wait for a decoder.
+        self._places = threading.BoundedSemaphore(settings.decode_processes + settings.decode_queue)
         self._decoders = [_Decoder(settings, preload) for _ in range(settings.decode_processes)]
         self._turns = Turns(self._decoders)
         self.state = "starting"
@@ -181,26 +178,20 @@ class DecoderPool:
         self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
     ) -> Result:
         """Return `function(*arguments)`, run in a decoder; raises its errors, DecodersBusy or DecoderDied."""
-        with self._lock:
-            if self.bodies >= self.most_bodies:
-                raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
-            self.bodies += 1
+        if not self._places.acquire(blocking=False):
+            raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
         try:
-            return self._run(partial(function, *arguments, **named))
+            key = decoding_key.get()
+            decoder = self._turns.take(key)
+            begin = time.monotonic()
+            try:
+                for _ in range(_TRIES):
+                    with contextlib.suppress(BrokenProcessPool):
+                        return decoder.run(partial(function, *arguments, **named))
+            finally:
+                self._turns.give(decoder, key, time.monotonic() - begin)
         finally:
-            with self._lock:
-                self.bodies -= 1
-
-    def _run(self, task: Callable[[], Result]) -> Result:
-        key = decoding_key.get()
-        decoder = self._turns.take(key)
-        begin = time.monotonic()
-        try:
-            for _ in range(_TRIES):
-                with contextlib.suppress(BrokenProcessPool):
-                    return decoder.run(task)
-        finally:
-            self._turns.give(decoder, key, time.monotonic() - begin)
+            self._places.release()
         raise DecoderDied(
             "the process that decoded this body died, and so did the next one (memory, time or a damaged file): send "
             "smaller shards",

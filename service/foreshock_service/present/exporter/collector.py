@@ -24,7 +24,7 @@ from foreshock.diagnosis import lag_zero, quantities
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.largest_token import LARGEST_TOKEN_KEYS, without_largest_token
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
-from foreshock_service.platform import compression, health, parameters, security
+from foreshock_service.platform import compression, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.present.exporter import families
@@ -337,7 +337,7 @@ def metrics(request: Request, context: Context, principal: security.Reader) -> R
     registry = CollectorRegistry(auto_describe=False)
     registry.register(scrape(context, request.app.version, principal.project))
     if principal.project is None:
-        registry.register(health.ServiceCollector(request.app.state.figures))
+        registry.register(request.app.state.metrics)
     write, media_type = choose_encoder(request.headers.get("accept", ""))
     body, encoding = compression.compressed(write(registry), request.headers.get("accept-encoding"))
     return Response(body, media_type=media_type, headers={"Vary": "Accept, Accept-Encoding"} | encoding)
