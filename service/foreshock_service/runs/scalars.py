@@ -3,7 +3,6 @@
 Those of a closed step, and those of a run without rollouts, publish ScalarsLogged: its handler marks the run.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -20,7 +19,7 @@ from foreshock.diagnosis.evaluations import is_evaluation
 from foreshock.diagnosis.quantities import FIRST_SOURCE
 from foreshock_service.platform import columnar, parameters, security
 from foreshock_service.platform.context import Context, EventBus
-from foreshock_service.platform.database.engine import in_list, upsert
+from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs import attempts, run_endpoints, runs, steps
@@ -164,7 +163,7 @@ def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
 
 
 # Cached: building a statement takes longer than executing it, and these are needed at each step.
-_NAMED = (Scalar.run_id == bindparam("run_id"), in_list(Scalar.name, "names"))
+_NAMED = (Scalar.run_id == bindparam("run_id"), Scalar.name.in_(bindparam("names", expanding=True)))
 
 
 @lru_cache(maxsize=256)
@@ -182,7 +181,7 @@ def _steps(ranges: int) -> Select[int, int]:
 def _parameters(
     run_id: str, names: Sequence[str], ranges: Sequence[attempts.ActiveRange] = (), **others: int
 ) -> dict[str, Any]:
-    return {"run_id": run_id, "names": json.dumps(names), **attempts.bounds_of(ranges), **others}
+    return {"run_id": run_id, "names": list(names), **attempts.bounds_of(ranges), **others}
 
 
 def scalars_of_active_steps(

@@ -11,25 +11,11 @@ from typing import Any, cast
 
 import psycopg
 from psycopg.types.numeric import Int8BinaryDumper
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    CursorResult,
-    Engine,
-    String,
-    Table,
-    and_,
-    bindparam,
-    create_engine,
-    event,
-    text,
-)
+from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, Table, and_, create_engine, event, insert, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
-from sqlalchemy.sql.functions import FunctionElement
 
 from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.tables import Base
@@ -58,21 +44,26 @@ def parse_database_url(text: str | URL) -> URL:
     raise ConfigurationError(f"FORESHOCK_DATABASE_URL: {url.get_backend_name()} is neither sqlite nor postgresql")
 
 
-def make_engine(text: str | URL, *, connections: int = DEFAULT_CONNECTIONS) -> Engine:
+def make_engine(text: str | URL, *, connections: int = DEFAULT_CONNECTIONS, begin: str = "BEGIN IMMEDIATE") -> Engine:
     """Return an engine for the database at a URL, with `connections` at most.
 
-    On SQLite a transaction takes the write lock at its begin (BEGIN IMMEDIATE), so that it waits for other processes
-    there and not in the middle.
+    On SQLite a transaction begins with `begin` and takes the write lock there, so that it waits for other processes
+    then and not in the middle.
     """
     url = parse_database_url(text)
-    if url.get_backend_name() == "sqlite":
-        engine = _make_sqlite_engine(url, connections)
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-        event.listen(engine, "commit", check_transaction)
+    kept = min(20, connections)
+    pool = {"pool_size": kept, "max_overflow": connections - kept, "pool_timeout": _POOL_TIMEOUT_SECONDS}
+    if url.get_backend_name() == "postgresql":
+        engine = create_engine(url, pool_pre_ping=True, **pool)
+        event.listen(engine, "connect", _prepare_postgresql_connection)
+        event.listen(engine, "checkin", _allow_writing)
         return engine
-    engine = create_engine(url, pool_pre_ping=True, **_pool_options(connections))
-    event.listen(engine, "connect", _prepare_postgresql_connection)
-    event.listen(engine, "checkin", _allow_writing)
+    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, **pool)
+    event.listen(engine, "do_connect", _make_private_file)
+    event.listen(engine, "connect", _prepare_sqlite_connection)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    event.listen(engine, "commit", check_transaction)
     return engine
 
 
@@ -82,26 +73,12 @@ def make_reading_engine(writing: Engine, *, connections: int = DEFAULT_CONNECTIO
     On PostgreSQL it shares the connections of `writing`. On SQLite it has its own, sees a snapshot and takes no lock.
     """
     if writing.dialect.name == "sqlite":
-        engine = _make_sqlite_engine(writing.url, connections)
+        engine = make_engine(writing.url, connections=connections, begin="BEGIN")
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA query_only = ON").close())
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
         return engine
     engine = writing.execution_options()
     event.listen(engine, "begin", _begin_read_only)
     return engine
-
-
-def _make_sqlite_engine(url: URL, connections: int) -> Engine:
-    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, **_pool_options(connections))
-    event.listen(engine, "do_connect", _make_private_file)
-    event.listen(engine, "connect", _prepare_sqlite_connection)
-    return engine
-
-
-def _pool_options(connections: int) -> dict[str, Any]:
-    kept = min(20, connections)
-    return {"pool_size": kept, "max_overflow": connections - kept, "pool_timeout": _POOL_TIMEOUT_SECONDS}
 
 
 def _make_private_file(_dialect: Any, _record: Any, arguments: list[Any], _options: Any) -> None:
@@ -145,18 +122,16 @@ def _allow_writing(connection: psycopg.Connection[Any] | None, _: Any) -> None:
 class TransactionEnded(OperationalError):
     """SQLite has rolled a transaction back by itself, as it does at an error of a full or failing disk."""
 
-    def __init__(self) -> None:
-        super().__init__("COMMIT", {}, sqlite3.OperationalError("SQLite has rolled the transaction back at an error"))
-
 
 def check_transaction(connection: Connection) -> None:
     """Raise TransactionEnded if SQLite has ended the transaction: a commit would store nothing and raise nothing."""
     if not cast("sqlite3.Connection", connection.connection.driver_connection).in_transaction:
-        raise TransactionEnded
+        reason = sqlite3.OperationalError("SQLite has rolled the transaction back at an error")
+        raise TransactionEnded("COMMIT", {}, reason)
 
 
 Row = Mapping[str, Any]
-_SERIALIZATION_FAILURE, _DEADLOCK = "40001", "40P01"
+_RETRYABLE = ("40001", "40P01")  # a serialization failure, a deadlock
 
 
 def insert_if_absent(session: Session, target: type[Base] | Table, row: Row) -> bool:
@@ -170,7 +145,7 @@ def insert_if_absent(session: Session, target: type[Base] | Table, row: Row) -> 
 def insert_rows(session: Session, target: type[Base] | Table, rows: Sequence[Row]) -> None:
     """Insert rows that have the same columns; raises IntegrityError if a key exists."""
     if rows:
-        session.execute(insert_for(session, table_of(target)), list(rows))
+        session.execute(insert(table_of(target)), list(rows))
 
 
 def upsert(session: Session, target: type[Base] | Table, rows: Sequence[Row], key: Sequence[str]) -> None:
@@ -185,28 +160,6 @@ def of_step(table: Any, step: Any) -> ColumnElement[bool]:
     return and_(table.run_id == step.run_id, table.attempt == step.attempt, table.step == step.step)
 
 
-class _Listed(FunctionElement[str]):
-    """The strings of a JSON list."""
-
-    inherit_cache = True
-    type = String()
-
-
-@compiles(_Listed, "sqlite")
-def _listed_in_sqlite(element: _Listed, compiler: Any, **options: Any) -> str:
-    return f"(SELECT value FROM json_each({compiler.process(element.clauses, **options)}))"
-
-
-@compiles(_Listed, "postgresql")
-def _listed_in_postgresql(element: _Listed, compiler: Any, **options: Any) -> str:
-    return f"(SELECT json_array_elements_text(CAST({compiler.process(element.clauses, **options)} AS json)))"
-
-
-def in_list(column: Any, parameter: str) -> ColumnElement[bool]:
-    """Return the condition that a text column is in a JSON list, one parameter: to bind hundreds takes 0.2 ms."""
-    return cast("ColumnElement[bool]", column.bool_op("IN")(_Listed(bindparam(parameter))))
-
-
 def database_now_us(session: Session) -> int:
     """Return the database's own time in UTC µs; the leases of several processes are compared with it."""
     if session.get_bind().dialect.name == "sqlite":
@@ -219,10 +172,7 @@ def database_now_us(session: Session) -> int:
 
 def is_retryable(error: Exception) -> bool:
     """Return True if PostgreSQL aborted a transaction (deadlock, serialization failure) that can be run again."""
-    return isinstance(error, OperationalError) and getattr(error.orig, "sqlstate", None) in (
-        _SERIALIZATION_FAILURE,
-        _DEADLOCK,
-    )
+    return isinstance(error, OperationalError) and getattr(error.orig, "sqlstate", None) in _RETRYABLE
 
 
 def table_of(target: type[Base] | Table) -> Table:
