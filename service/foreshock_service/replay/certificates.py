@@ -34,52 +34,6 @@ class CertificateNotFound(problem.ProblemError, status=404, problem_type="certif
     """No certificate has this id, or the key may not see its project."""
 
 
-class CertificateRepository:
-    """The queries on certificates, for those that a principal may see."""
-
-    def __init__(self, session: Session, principal: security.Principal) -> None:
-        self._session, self._principal = session, principal
-
-    def add(self, project: str, digest: str, summary: CertificateRecord, body: Certificate) -> tuple[str, bool]:
-        """Store a certificate; return its id, and True if it is new. Raises ScopeMissing for another project."""
-        if not self._principal.sees(project):
-            raise security.ScopeMissing(f"this key is bound to another project than {project!r}")
-        table = StoredCertificate
-        known = self._session.scalar(select(table.id).where(table.project == project, table.digest == digest))
-        if known is not None:
-            return known, False
-        documents = {"summary": to_json(summary), "document": to_json(body)}
-        row = table(id=summary.id, project=project, digest=digest, created_at_us=now_us(), **documents)
-        self._session.add(row)
-        audit.record(self._session, self._principal, "certificate.create", row.id, project=project)
-        return row.id, True
-
-    def get(self, certificate_id: str) -> StoredCertificate:
-        """Return a certificate. Raises CertificateNotFound."""
-        row = self._session.get(StoredCertificate, certificate_id)
-        if row is None or not self._principal.sees(row.project):
-            raise CertificateNotFound(f"there is no certificate {certificate_id[:200]!r}")
-        return row
-
-    def delete(self, certificate_id: str) -> None:
-        """Delete a certificate. Raises CertificateNotFound."""
-        row = self.get(certificate_id)
-        self._session.delete(row)
-        before = {"model": row.summary["model"], "made_at": row.summary["made_at"]}
-        audit.record(self._session, self._principal, "certificate.delete", row.id, project=row.project, before=before)
-
-    def page(self, project: str | None, cursor: str | None, limit: int) -> pagination.Page[CertificateRecord]:
-        """Return certificates in short, the newest first."""
-        table = StoredCertificate
-        query = select(table).options(defer(table.document))
-        query = query.where(*(table.project == each for each in self._principal.projects(project)))
-
-        def read(rows: Sequence[Sequence[StoredCertificate]]) -> list[CertificateRecord]:
-            return [parse(CertificateRecord, row[0].summary) for row in rows]
-
-        return pagination.page_of_query(self._session, query, (table.created_at_us, table.id), cursor, limit, read)
-
-
 @router.post(
     "",
     status_code=status.HTTP_201_CREATED,
@@ -95,16 +49,23 @@ def create_certificate(
     """Store a certificate that `foreshock certify` wrote; the same one again changes nothing."""
     summary = _summary(body, project)
     digest = digest_of_bytes(canonical_json(to_json(body)).encode())
+    if not principal.sees(project):
+        raise security.ScopeMissing(f"this key is bound to another project than {project!r}")
 
-    def store(session: Session) -> tuple[CertificateRecord, bool]:
-        repository = CertificateRepository(session, principal)
-        found, created = repository.add(project, digest, summary, body)
-        return summary if created else parse(CertificateRecord, repository.get(found).summary), created
+    def store(session: Session) -> CertificateRecord | None:
+        known = session.scalar(select(StoredCertificate).filter_by(project=project, digest=digest))
+        if known is not None:
+            return parse(CertificateRecord, known.summary)
+        documents = {"summary": to_json(summary), "document": to_json(body)}
+        row = StoredCertificate(id=summary.id, project=project, digest=digest, created_at_us=now_us(), **documents)
+        session.add(row)
+        audit.record(session, principal, "certificate.create", row.id, project=project)
+        return None
 
-    record, created = context.database.write(store)
-    if not created:
+    known = context.database.write(store)
+    if known is not None:
         response.status_code = status.HTTP_200_OK
-    return record
+    return known or summary
 
 
 @router.get("")
@@ -117,25 +78,53 @@ def list_certificates(
 ) -> pagination.Page[CertificateRecord]:
     """List certificates, newest first."""
     with context.database.read() as session:
-        return CertificateRepository(session, principal).page(project, cursor, limit)
+        return certificates(session, principal, project, cursor, limit)
+
+
+def certificates(
+    session: Session, principal: security.Principal, project: str | None, cursor: str | None, limit: int
+) -> pagination.Page[CertificateRecord]:
+    """Return a page of the certificates that the principal may see, in short, the newest first."""
+    table = StoredCertificate
+    query = select(table).options(defer(table.document))
+    query = query.where(*(table.project == each for each in principal.projects(project)))
+
+    def read(rows: Sequence[Sequence[StoredCertificate]]) -> list[CertificateRecord]:
+        return [parse(CertificateRecord, row[0].summary) for row in rows]
+
+    return pagination.page_of_query(session, query, (table.created_at_us, table.id), cursor, limit, read)
 
 
 @router.get("/{certificate}")
 def read_certificate(certificate: Identifier, context: Context, principal: security.Reader) -> Certificate:
     """Return a certificate as it was made: a file for `foreshock certify show` and `--against`."""
     with context.database.read() as session:
-        return certificate_of(CertificateRepository(session, principal).get(certificate))
+        return certificate_named(session, principal, certificate)
+
+
+def certificate_named(session: Session, principal: security.Principal, certificate_id: str) -> Certificate:
+    """Return a certificate. Raises CertificateNotFound."""
+    return parse(Certificate, _find(session, principal, certificate_id).document)
+
+
+def _find(session: Session, principal: security.Principal, certificate_id: str) -> StoredCertificate:
+    row = session.get(StoredCertificate, certificate_id)
+    if row is None or not principal.sees(row.project):
+        raise CertificateNotFound(f"there is no certificate {certificate_id[:200]!r}")
+    return row
 
 
 @router.delete("/{certificate}", status_code=status.HTTP_204_NO_CONTENT)
 def delete_certificate(certificate: Identifier, context: Context, principal: security.Administrator) -> None:
     """Delete a certificate; the same one can be stored again."""
-    context.database.write(lambda session: CertificateRepository(session, principal).delete(certificate))
 
+    def delete(session: Session) -> None:
+        row = _find(session, principal, certificate)
+        session.delete(row)
+        before = {"model": row.summary["model"], "made_at": row.summary["made_at"]}
+        audit.record(session, principal, "certificate.delete", row.id, project=row.project, before=before)
 
-def certificate_of(row: StoredCertificate) -> Certificate:
-    """Return the certificate that a row holds."""
-    return parse(Certificate, row.document)
+    context.database.write(delete)
 
 
 def _summary(body: Certificate, project: str) -> CertificateRecord:

@@ -34,7 +34,7 @@ BOUNDED = {
     "/v1/runs/{run}/steps/{step}/buckets": "a fixed number of buckets, or `limit` token ids",
     "/v1/runs/{run}/steps/{step}/corrections": "the corrections of the catalogue",
     "/v1/runs/{run}/steps/{step}/exact": "the pairs of the table of scorers",
-    "/v1/runs/{run}/steps/{step}/layers": "at most eight pairs, of a model's layers, whose number the schema bounds",
+    "/v1/runs/{run}/steps/{step}/layers": "at most 16 pairs, of a model's layers, whose number the schema bounds",
     "/v1/runs/{run}/steps/{step}/routing": "at most 16 pairs, of a model's layers, whose number the schema bounds",
     "/v1/runs/{run}/steps/{step}/theory": "notes of fixed sentences",
     "/v1/runs/{run}/steps/{step}/tokens": "at most 1,000 tokens, or FORESHOCK_MAX_ANSWER_VALUES of one rollout",

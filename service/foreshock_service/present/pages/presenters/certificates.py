@@ -9,7 +9,7 @@ from foreshock.certify.compare import compare, comparison_lines
 from foreshock.certify.text import HEADER, about, cells, headline
 from foreshock.errors import ConfigurationError
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.replay.certificates import CertificateRepository, certificate_of
+from foreshock_service.replay.certificates import certificate_named, certificates
 
 COLUMNS = 12
 """Certificates on a page of the matrix."""
@@ -18,17 +18,17 @@ _MOST_OTHERS = 100
 
 def certificates_page(viewing: Viewing, cursor: str | None) -> dict[str, Any]:
     """Return the newest certificates in short, and the names of their conditions. Raises InvalidCursor."""
-    found = CertificateRepository(viewing.session, viewing.principal).page(None, cursor, COLUMNS)
+    found = certificates(viewing.session, viewing.principal, None, cursor, COLUMNS)
     conditions = dict.fromkeys(name for each in found.items for name in each.verdicts)
     return {"certificates": found.items, "conditions": list(conditions), "next_cursor": found.next_cursor}
 
 
 def certificate_page(viewing: Viewing, certificate_id: str, other_id: str | None) -> dict[str, Any]:
     """Return a certificate, and its comparison with another one. Raises CertificateNotFound."""
-    repository = CertificateRepository(viewing.session, viewing.principal)
-    found = certificate_of(repository.get(certificate_id))
-    other = certificate_of(repository.get(other_id)) if other_id else None
-    newest = repository.page(None, None, _MOST_OTHERS).items
+    session, principal = viewing.session, viewing.principal
+    found = certificate_named(session, principal, certificate_id)
+    other = certificate_named(session, principal, other_id) if other_id else None
+    newest = certificates(session, principal, None, None, _MOST_OTHERS).items
     return {
         "id": certificate_id,
         "headline": headline(found),
