@@ -25,9 +25,8 @@ from foreshock_service.replay.probes import jobs, service
 from foreshock_service.runs.events import RunRemoved
 from foreshock_service.runs.runs import delete_run
 
-# Target length of a transaction: a small upload waits for at most one of them.
-_TRANSACTION_SECONDS = 0.03
-_FEWEST_ROWS, _MOST_ROWS = 20, 5_000
+# Rows of a transaction, which takes milliseconds: a small upload waits for at most one of them.
+_ROWS_AT_ONCE = 250
 # A round of the periodic task; the next one continues.
 _ROUND_SECONDS = 5.0
 _logger = logging.getLogger(__name__)
@@ -39,38 +38,29 @@ def delete_rows_of_deleted_runs(
     """Delete rows of deleted runs for about `round_seconds`, and return whether rows are left for the next call."""
     begin, deleted = time.monotonic(), 0
     with context.database.read() as session:
-        runs = list(
-            session.scalars(
-                select(tables.Run.id)
-                .where(tables.Run.deleted_at_us.is_not(None), tables.Run.rows_removed_at_us.is_(None))
-                .order_by(tables.Run.id)
-            )
-        )
+        query = select(tables.Run.id).where(tables.Run.deleted_at_us.is_not(None))
+        runs = session.scalars(query.where(tables.Run.rows_removed_at_us.is_(None)).order_by(tables.Run.id)).all()
     for run_id in runs:
-        chunk = _MOST_ROWS // 20
         for table in _tables_of_runs():
-            while True:
+            rows = _ROWS_AT_ONCE
+            while rows == _ROWS_AT_ONCE:
                 # Each round deletes something, even if it takes long to find rows.
                 if (deleted and time.monotonic() - begin > round_seconds) or not go_on():
                     return True
                 started = time.monotonic()
-                rows = context.database.write(partial(_delete_some, context, table, run_id, chunk))
-                seconds = time.monotonic() - started
+                rows = context.database.write(partial(_delete_some, context, table, run_id))
                 deleted += rows
-                if rows < chunk:
-                    break
-                chunk = min(max(int(chunk * _TRANSACTION_SECONDS / max(seconds, 1e-4)), _FEWEST_ROWS), _MOST_ROWS)
                 # Leaves at least half of the writer's time to others.
-                time.sleep(min(seconds, _TRANSACTION_SECONDS))
+                time.sleep(time.monotonic() - started if rows else 0.0)
         context.database.write(partial(_finish, run_id))
         _logger.info("the rows of the deleted run %s are removed", run_id)
     return False
 
 
-def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int, session: Session) -> int:
-    """Delete up to `limit` rows of a table that belong to the run, give up their files, return the number of rows."""
+def _delete_some(context: ServiceContext, table: Table, run_id: str, session: Session) -> int:
+    """Delete some rows of a table that belong to the run, give up their files, return the number of rows."""
     key = list(table.primary_key.columns)
-    rows = select(*key).where(_of_run(table, run_id)).limit(limit)
+    rows = select(*key).where(_of_run(table, run_id)).limit(_ROWS_AT_ONCE)
     if "file" in table.c:
         # Ordered, so that exactly the rows are deleted whose files are given up.
         rows = rows.order_by(*key)

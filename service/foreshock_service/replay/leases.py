@@ -190,8 +190,7 @@ def _fitting_jobs(session: Session, principal: security.Principal, request: Leas
     )
     offered = {*request.scorers, *request.exact_pairs}
     for job_id, needs, names, is_required in session.execute(queued):
-        wanted = WantedEnvironment.stored(names, is_required)
-        if offered.issuperset(needs.split(",")) and wanted.accepts(request.environments):
+        if offered.issuperset(needs) and WantedEnvironment(names, is_required).accepts(request.environments):
             yield job_id
 
 
@@ -203,7 +202,7 @@ def _lease(
     job: ProbeJob,
     now_us: int,
 ) -> leases.LeaseRecord:
-    environment = WantedEnvironment.stored(job.environments, job.environment_required).best_of(request.environments)
+    environment = WantedEnvironment(job.environments, job.environment_required).best_of(request.environments)
     lease = Lease(
         id=new_identifier("lease"),
         job_id=job.id,

@@ -39,8 +39,7 @@ def test_deleted_run_leaves_only_its_tombstone_and_other_runs_stay(
     assert http.delete(f"/v1/runs/{sender.run}").status_code == 204
 
     # Rows go a few at a time, so that the transactions stay short.
-    monkeypatch.setattr(deletion, "_MOST_ROWS", 40)
-    monkeypatch.setattr(deletion, "_FEWEST_ROWS", 2)
+    monkeypatch.setattr(deletion, "_ROWS_AT_ONCE", 2)
     assert not delete_rows_of_deleted_runs(context, round_seconds=60)
     after = count_rows(settings)
     assert after.pop("file_removals") == len(of_run)
@@ -105,7 +104,7 @@ def test_rounds_go_on_between_uploads(
     sender = fill(http, "large", steps=20)
     other = start_run(http, "other")
     http.delete(f"/v1/runs/{sender.run}").raise_for_status()
-    monkeypatch.setattr(deletion, "_MOST_ROWS", 200)
+    monkeypatch.setattr(deletion, "_ROWS_AT_ONCE", 10)
     rounds = 0
     while delete_rows_of_deleted_runs(context, round_seconds=0.01):
         rounds += 1

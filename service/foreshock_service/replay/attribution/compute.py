@@ -105,12 +105,12 @@ def _environment_links(
     for score in chosen:
         if score.variant:
             continue
-        first, values = files.environment_of(score), known[score.name]
+        first, values = score.environment, known[score.name]
         side = scorers.SCORERS[score.scorer].side if score.scorer in scorers.SCORERS else None
         logged = {"engine": "rollout", "trainer": "trainer"}.get(side or "")
         own = run.get(logged) if logged is not None else None
         for other in files.other_environments(published, score):
-            second, again = files.environment_of(other), files.read_aligned_scores(batch, other.file)
+            second, again = other.environment, files.read_aligned_scores(batch, other.file)
             excess = (math.nan, math.nan, math.nan)
             # Computed only if neither environment is the run's own.
             if logged is not None and logged in known and not _is_one_of(own, (first, second)):

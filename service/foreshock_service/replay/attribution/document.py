@@ -16,7 +16,6 @@ from foreshock.measures.estimators.attribution import METHOD, Attribution
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.replay.attribution.compute import AttributionResult, environment_record, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
-from foreshock_service.replay.results.files import environment_of
 from foreshock_service.runs import attempts, events, findings
 
 
@@ -73,7 +72,7 @@ def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, 
         for name, fingerprint in result.run_fingerprints.items()
         if fingerprint is not None
     }
-    made |= {score.name: environment_of(score) for score in result.used}
+    made |= {score.name: score.environment for score in result.used}
     return {name: environment_record(made[name]) if name in made else None for name in chain}
 
 

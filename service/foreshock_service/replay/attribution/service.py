@@ -5,6 +5,7 @@ computes it, and every few seconds what else is stale: after a crash, or if late
 the conclusions, from the stored document.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from foreshock import clock, digests, scorers
+from foreshock import clock, scorers
 from foreshock.api.attribution import AttributionDocument, AttributionRecord, ConclusionRecord, ScoreSourceRecord
 from foreshock.api.records import from_attributes, parse, to_json
 from foreshock.diagnosis.attribution import conclude_attribution
@@ -134,8 +135,7 @@ def _read(session: Session, run: tables.Run, document: AttributionDocument, stal
 def newest_replayed_steps(session: Session, principal: security.Principal, run_id: str, limit: int) -> Sequence[int]:
     """Return up to `limit` active steps that have replayed scores, the newest first."""
     runs.get_run(session, principal, run_id)
-    found = documents.newest_documents(session, run_id, limit)
-    return [key.step for key, _ in found]
+    return [key.step for key, _ in documents.newest_documents(session, run_id, limit)]
 
 
 def mark_attribution_stale(session: Session, published: publishing.ScoresPublished) -> None:
@@ -181,32 +181,21 @@ def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:
     """Compute and store the step's attribution and the measurements of its replayed scores.
 
     Starts again if scores or rollouts arrive meanwhile; after five attempts the attribution stays stale. If the tokens
-    or scores were purged or deleted, the stored attribution stays unchanged.
+    or scores were purged or deleted, the stored attribution stays unchanged, and is not stale any more.
     """
+    settled = update(tables.Attribution).filter_by(**key._asdict()).values(stale=False)
     for _ in range(_TRIES):
-        with context.database.read() as session:
-            inputs = _inputs_if_stored(context, session, key)
-        if inputs is None:
-            context.database.write(partial(_settle, key))
+        inputs = None
+        with context.database.read() as session, contextlib.suppress(problem.TokensPurged):
+            inputs = attribution_inputs(context, session, key)
+        if inputs is None or not inputs.scores:
+            context.database.write(lambda session: session.execute(settled))
             return
         result = context.decoders.run(
             compute.attribute_step, inputs.rollouts, inputs.scores, inputs.attempt_fingerprint
         )
         if context.database.write(partial(_store_and_publish, context, key, inputs.version, result)):
             return
-
-
-def _settle(key: events.StepKey, session: Session) -> None:
-    """Clear the stale mark of an attribution that cannot be computed again; its document stays."""
-    session.execute(update(tables.Attribution).filter_by(**key._asdict()).values(stale=False))
-
-
-def _inputs_if_stored(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs | None:
-    try:
-        inputs = attribution_inputs(context, session, key)
-    except problem.TokensPurged:
-        return None
-    return inputs if inputs.scores else None
 
 
 def attribution_inputs(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs:
@@ -236,11 +225,11 @@ def store_attribution(
     now = clock.now_us()
     document = None
     if result.attribution is not None:
-        used = {(each.scorer, each.variant, digests.digest_of_json(each.fingerprint)) for each in result.used}
+        used = [(each.scorer, each.variant, each.fingerprint) for each in result.used]
         sources = [
             from_attributes(ScoreSourceRecord, score)
             for score in newest_scores(session, key)
-            if (score.scorer, score.variant, digests.digest_of_json(score.fingerprint)) in used
+            if (score.scorer, score.variant, score.fingerprint) in used
         ]
         document = documents.document_of(key, result.attribution, result, sources, now)
     found = None if document is None else to_json(document)

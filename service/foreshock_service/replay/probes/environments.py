@@ -26,17 +26,8 @@ OF_RUN, ANY = "run", "any"
 class WantedEnvironment:
     """The names of environments to score in, best first; empty: any."""
 
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
     is_required: bool = False
-
-    @classmethod
-    def stored(cls, names: str, is_required: bool) -> WantedEnvironment:
-        """Return the environments that a job's row holds."""
-        return cls(tuple(name for name in names.split(",") if name), is_required)
-
-    def text(self) -> str:
-        """Return the names as a job's row holds them."""
-        return ",".join(self.names)
 
     def best_of(self, offered: Collection[str]) -> str | None:
         """Return the best of the offered environments; None if none of them is wanted."""

@@ -214,9 +214,9 @@ def new_jobs(
                 engine=label,
                 scorers=[each for each in probe.scorers if each["scorer"] in needs],
                 exact_pairs=pairs,
-                needs=",".join(sorted(needs)),
+                needs=sorted(needs),
                 accelerator=probe.accelerator,
-                environments=environment.text(),
+                environments=list(environment.names),
                 environment_required=environment.is_required,
                 state=JobState.QUEUED,
                 tries=0,
@@ -238,15 +238,15 @@ def scored_by(job: ProbeJob) -> list[dict[str, str]]:
 
 def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
     """Return a sentence about the scorers that a queued job waits for; None if a live worker can do the job."""
-    needs = set(job.needs.split(","))
+    needs = set(job.needs)
     able = [worker for worker in live if job.accelerator in (None, worker.accelerator)]
-    wanted = WantedEnvironment.stored(job.environments, job.environment_required)
+    wanted = WantedEnvironment(job.environments, job.environment_required)
     offering = [worker for worker in able if needs <= _offers_of(worker)]
     if any(wanted.accepts(worker.environments) for worker in offering):
         return None
     if offering:
         return (
-            f"waiting for a worker that offers {job.needs.replace(',', ', ')} in the environment "
+            f"waiting for a worker that offers {', '.join(job.needs)} in the environment "
             f"{names_in_words(wanted.names)}: no live worker does"
         )
     missing = [

@@ -1,7 +1,6 @@
 """The policy of a run's automatic probes, and the probes that it requests."""
 
 import logging
-from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -54,8 +53,7 @@ router = parameters.api_router(prefix="/v1/runs/{run}/probe-policy", tags=["prob
 def read_policy(session: Session, principal: security.Principal, run_id: str) -> probes.ProbePolicyRecord:
     """Return the run's policy and how many steps it has chosen. Raises RunNotFound, RunDeleted."""
     get_run(session, principal, run_id)
-    stored = find_policy(session, run_id)
-    policy = policy_of(stored)
+    stored, policy = session.get(tables.ProbePolicy, run_id), policy_of(session, run_id)
     counts = select(func.count(tables.PolicyProbe.probe_id), func.count()).where(tables.PolicyProbe.run_id == run_id)
     automatic, chosen = session.execute(counts).one()
     return records.from_attributes(
@@ -71,7 +69,7 @@ def read_policy(session: Session, principal: security.Principal, run_id: str) ->
 
 def policy_in_words(session: Session, principal: security.Principal, run_id: str) -> str | None:
     """Return a note on the run's automatic probes; None if no policy was ever set. Raises RunNotFound, RunDeleted."""
-    if find_policy(session, run_id) is None:
+    if session.get(tables.ProbePolicy, run_id) is None:
         return None
     return f"Automatic probes are {'on' if read_policy(session, principal, run_id).state == 'active' else 'off'}."
 
@@ -80,7 +78,7 @@ def set_policy(session: Session, principal: security.Principal, run_id: str, bod
     """Set the run's policy. Raises RunNotFound, RunDeleted, UnknownScorer, ProbeNotPossible."""
     requests.check_scorers(schemas.ProbeCreate(step=0, scorers=body.scorers))
     run = lock_run(session, principal, run_id)
-    stored, policy = find_policy(session, run_id), body.model_dump(mode="json")
+    stored, policy = session.get(tables.ProbePolicy, run_id), body.model_dump(mode="json")
     before = stored.policy if stored is not None else None
     if stored is None:
         session.add(tables.ProbePolicy(run_id=run_id, policy=policy, changed_at_us=now_us()))
@@ -92,14 +90,10 @@ def set_policy(session: Session, principal: security.Principal, run_id: str, bod
     session.flush()
 
 
-def policy_of(stored: tables.ProbePolicy | None) -> ProbePolicyBody:
-    """Return the policy as it was set; without a row, one that probes nothing."""
+def policy_of(session: Session, run_id: str) -> ProbePolicyBody:
+    """Return the policy of a run as it was set; if none was, one that probes nothing."""
+    stored = session.get(tables.ProbePolicy, run_id)
     return ProbePolicyBody() if stored is None else ProbePolicyBody.model_validate(stored.policy)
-
-
-def steps_between_probes(session: Session, run_id: str) -> int | None:
-    """Return `every_steps` of the run's policy; None: it probes no n-th step."""
-    return policy_of(find_policy(session, run_id)).every_steps
 
 
 UNFINISHED_AT_ONCE = 4
@@ -123,7 +117,7 @@ def make_automatic_probes(context: ServiceContext) -> int:
             break
         with RunIsolated(context.database, context.events, run_id, "make its automatic probes"):
             with context.database.read() as session:
-                policy = policy_of(find_policy(session, run_id))
+                policy = policy_of(session, run_id)
                 due = _due_steps(session, run_id, policy) if policy.is_on else []
             for key in due[: _MADE_AT_ONCE - made]:
                 made += _make(context, key, policy)
@@ -132,15 +126,35 @@ def make_automatic_probes(context: ServiceContext) -> int:
 
 def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[events.StepKey]:
     """Return the next steps to probe; steps near an alert come first."""
-    room = UNFINISHED_AT_ONCE - unfinished_probes(session, run_id)
+    states = tables.ProbeJob.state.in_((jobs.JobState.QUEUED, jobs.JobState.RUNNING))
+    unfinished = select(func.count(distinct(tables.PolicyProbe.probe_id))).join(
+        tables.ProbeJob, tables.ProbeJob.probe_id == tables.PolicyProbe.probe_id
+    )
+    room = UNFINISHED_AT_ONCE - (session.scalar(unfinished.where(tables.PolicyProbe.run_id == run_id, states)) or 0)
     if room <= 0:
         return []
-    now = engine.database_now_us(session)
+    step, possible = tables.Checkpoint.step, _possible(session, run_id, engine.database_now_us(session))
     due: list[events.StepKey] = []
     if policy.on_alerts:
-        due += steps_near_alerts(session, run_id, now, room)
+        near = service.is_near_open_alert(run_id, step)
+        query = select(tables.Checkpoint.attempt, step).where(possible, near)
+        due += [events.StepKey(run_id, *row) for row in session.execute(query.order_by(step).limit(room))]
     if policy.every_steps is not None:
-        due += steps_by_interval(session, run_id, policy.every_steps, now, room)
+        # The first possible step in each block of so many steps that has no automatic probe.
+        block = step // policy.every_steps
+        probed = select(tables.PolicyProbe.step).where(
+            tables.PolicyProbe.run_id == run_id,
+            tables.PolicyProbe.probe_id.is_not(None),
+            active_rows(session, run_id, tables.PolicyProbe),
+            tables.PolicyProbe.step // policy.every_steps == block,
+        )
+        # A step is active in one attempt only, so the step alone identifies the checkpoint.
+        first, attempts = func.min(step), attempts_of_run(session, run_id)
+        steps = session.scalars(
+            select(first).where(possible, ~probed.exists()).group_by(block).order_by(first).limit(room)
+        )
+        found = ((active_attempt_of(attempts, each), each) for each in steps)
+        due += [events.StepKey(run_id, attempt, each) for attempt, each in found if attempt is not None]
     return list(dict.fromkeys(due))[:room]
 
 
@@ -182,48 +196,6 @@ def set_probe_policy(
     context.database.write(lambda session: set_policy(session, principal, run, body))
     with context.database.read() as session:
         return read_policy(session, principal, run)
-
-
-def find_policy(session: Session, run_id: str) -> tables.ProbePolicy | None:
-    """Return the policy of a run."""
-    return session.get(tables.ProbePolicy, run_id)
-
-
-def unfinished_probes(session: Session, run_id: str) -> int:
-    """Return the number of automatic probes of the run that have not ended."""
-    query = select(func.count(distinct(tables.PolicyProbe.probe_id))).join(
-        tables.ProbeJob, tables.ProbeJob.probe_id == tables.PolicyProbe.probe_id
-    )
-    query = query.where(
-        tables.PolicyProbe.run_id == run_id, tables.ProbeJob.state.in_((jobs.JobState.QUEUED, jobs.JobState.RUNNING))
-    )
-    return session.scalar(query) or 0
-
-
-def steps_near_alerts(session: Session, run_id: str, now_us: int, limit: int) -> Sequence[events.StepKey]:
-    """Return the first steps near an open alert that can be probed and have not been probed automatically."""
-    near = service.is_near_open_alert(run_id, tables.Checkpoint.step)
-    query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(session, run_id, now_us), near)
-    return [
-        events.StepKey(run_id, *row) for row in session.execute(query.order_by(tables.Checkpoint.step).limit(limit))
-    ]
-
-
-def steps_by_interval(session: Session, run_id: str, every: int, now_us: int, limit: int) -> Sequence[events.StepKey]:
-    """Return the first step that can be probed in each block of `every` steps that has no automatic probe."""
-    probed = select(tables.PolicyProbe.step).where(
-        tables.PolicyProbe.run_id == run_id,
-        tables.PolicyProbe.probe_id.is_not(None),
-        active_rows(session, run_id, tables.PolicyProbe),
-        tables.PolicyProbe.step // every == tables.Checkpoint.step // every,
-    )
-    # A step is active in one attempt only, so the step alone identifies the checkpoint.
-    first = func.min(tables.Checkpoint.step)
-    query = select(first).where(_possible(session, run_id, now_us), ~probed.exists())
-    steps = session.scalars(query.group_by(tables.Checkpoint.step // every).order_by(first).limit(limit))
-    attempts = attempts_of_run(session, run_id)
-    found = ((active_attempt_of(attempts, step), step) for step in steps)
-    return [events.StepKey(run_id, attempt, step) for attempt, step in found if attempt is not None]
 
 
 def _possible(session: Session, run_id: str, now_us: int) -> ColumnElement[bool]:

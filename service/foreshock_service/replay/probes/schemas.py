@@ -127,7 +127,7 @@ def probe_record(probe: Probe, jobs: Sequence[ProbeJob], waiting: Mapping[str, s
                 engine=job.engine.partition(".")[0],
                 attempts=job.tries,
                 reason=job.reason or waiting.get(job.id),
-                environments=tuple(name for name in job.environments.split(",") if name),
+                environments=tuple(job.environments),
                 environment_note=environment_note(job),
             )
             for job in jobs
@@ -139,5 +139,5 @@ def environment_note(job: ProbeJob) -> str | None:
     """Return why a leased or ended job is not scored in an environment that it wants; None if it is scored in one."""
     if not job.environments or job.environment is not None or job.worker is None:
         return None
-    names = names_in_words(job.environments.split(","))
+    names = names_in_words(job.environments)
     return f"{job.worker} does not offer the run's own environment ({names}) and was used as it is"

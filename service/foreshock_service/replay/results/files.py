@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,11 @@ class StoredScore:
         """`vllm.prefill`, or `vllm.prefill@rebatched`."""
         return scorers.score_name(self.scorer, self.variant)
 
+    @property
+    def environment(self) -> environment.Environment:
+        """The environment that made it."""
+        return environment_of(self.fingerprint)
+
 
 def check_upload(body: Path, stored: Path, pinned: PinnedRollouts, limits: rollouts.DecodeLimits) -> CheckedFile:
     """Check the upload in `body` against its rollouts and write it, in the store's layout, to `stored`.
@@ -81,20 +86,12 @@ def read_aligned_scores(batch: rollouts.RolloutBatch, file: StoredFile) -> NDArr
 
     Only the row groups that hold rollouts of the batch are read.
     """
-    scores = find_scores(file, frozenset(batch.sample_ids), stored_limits())
-    if scores is None:
-        return np.full(batch.num_tokens, np.nan, np.float32)
-    return align_scores(batch, scores)
-
-
-def align_scores(batch: rollouts.RolloutBatch, scores: rollouts.ScoreBatch) -> NDArray[np.float32]:
-    """Return the log-probs of `scores`, [T] in the order of the batch's response tokens; NaN for unscored rollouts."""
     aligned = np.full(batch.num_tokens, np.nan, np.float32)
     rows = {sample_id: row for row, sample_id in enumerate(batch.sample_ids)}
-    for index, sample_id in enumerate(scores.sample_ids):
-        row = rows.get(sample_id)
-        if row is not None:
-            start, end = batch.response_offsets[row : row + 2]
+    scores = find_scores(file, frozenset(rows), stored_limits())
+    for index, sample_id in enumerate(scores.sample_ids if scores is not None else ()):
+        if scores is not None and sample_id in rows:
+            start, end = batch.response_offsets[rows[sample_id] : rows[sample_id] + 2]
             aligned[start:end] = scores.log_probs[scores.offsets[index] : scores.offsets[index + 1]]
     return aligned
 
@@ -121,48 +118,37 @@ def _check_rollouts(scores: rollouts.ScoreBatch, rollouts: rollouts.RolloutBatch
         )
 
 
-# A score's catalogue row or its files; both have a scorer, a variant and a fingerprint.
-AScore = TypeVar("AScore", bound=Any)
-
-
-def environment_of(score: Any) -> environment.Environment:
-    """Return the environment that made a score; one without any known field if its fingerprint is invalid."""
+def environment_of(made: Mapping[str, Any]) -> environment.Environment:
+    """Return the environment of a score's fingerprint; one without any known field if the fingerprint is invalid."""
     try:
-        return environment.Environment.of_fingerprint(Fingerprint.from_dict(score.fingerprint))
+        return environment.Environment.of_fingerprint(Fingerprint.from_dict(made))
     except errors.ConfigurationError:
         return environment.Environment()
 
 
-def preferred_scores(scores: Sequence[AScore], run: Mapping[str, Fingerprint | None]) -> list[AScore]:
+def preferred_scores(scores: Sequence[StoredScore], run: Mapping[str, Fingerprint | None]) -> list[StoredScore]:
     """Return one score for each scorer and variant, in the order of their names.
 
     `scores` are newest first. Of a scorer's plain scores this is the one whose environment differs in the fewest fields
     from that of the run's logged score of the same side (`run` has the fingerprints of `rollout` and `trainer`), and of
     equally near ones the newest. Of a variant it is the score nearest to the environment of the chosen plain score.
     """
-    chosen: dict[tuple[str, str], AScore] = {}
-    for name in sorted({score.scorer for score in scores}):
-        plain = [score for score in scores if score.scorer == name and not score.variant]
-        own = _own_environment(name, run)
-        if plain:
-            chosen[name, ""] = best = min(plain, key=lambda score: _distance(own, environment_of(score)))
-            own = environment_of(best)
-        for variant in sorted({score.variant for score in scores if score.scorer == name and score.variant}):
-            again = [score for score in scores if (score.scorer, score.variant) == (name, variant)]
-            chosen[name, variant] = min(again, key=lambda score: _distance(own, environment_of(score)))
-    return [chosen[key] for key in sorted(chosen)]
+    chosen: dict[tuple[str, str], StoredScore] = {}
+    # A plain score comes before its variants.
+    for name, variant in sorted({(score.scorer, score.variant) for score in scores}):
+        again = [score for score in scores if (score.scorer, score.variant) == (name, variant)]
+        own = chosen[name, ""].environment if (name, "") in chosen else _own_environment(name, run)
+        chosen[name, variant] = _nearest(own, again)
+    return list(chosen.values())
 
 
-def other_environments(scores: Sequence[AScore], chosen: AScore) -> list[AScore]:
+def other_environments(scores: Sequence[StoredScore], chosen: StoredScore) -> list[StoredScore]:
     """Return the plain scores of the same scorer on other platforms than `chosen`, the newest of each first."""
-    seen = {environment_of(chosen).platform}
-    found = []
+    found = {chosen.environment.platform: chosen}
     for score in scores:
-        platform = environment_of(score).platform
-        if score.scorer == chosen.scorer and not score.variant and platform not in seen:
-            seen.add(platform)
-            found.append(score)
-    return found
+        if score.scorer == chosen.scorer and not score.variant:
+            found.setdefault(score.environment.platform, score)
+    return list(found.values())[1:]
 
 
 def _own_environment(scorer: str, run: Mapping[str, Fingerprint | None]) -> environment.Environment | None:
@@ -172,7 +158,10 @@ def _own_environment(scorer: str, run: Mapping[str, Fingerprint | None]) -> envi
     return environment.Environment.of_fingerprint(known) if known is not None else None
 
 
-def _distance(own: environment.Environment | None, made: environment.Environment) -> int:
+def _nearest(own: environment.Environment | None, scores: Sequence[StoredScore]) -> StoredScore:
+    """Return the score whose environment differs in the fewest fields from `own` (None: it is not known)."""
     if own is None:
-        return 0
-    return len(environment.differences(own, made, same_engine=own.engine == made.engine))
+        return scores[0]
+    made = [score.environment for score in scores]
+    distances = [len(environment.differences(own, each, same_engine=own.engine == each.engine)) for each in made]
+    return scores[distances.index(min(distances))]

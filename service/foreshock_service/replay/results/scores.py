@@ -236,7 +236,7 @@ def newest_scores(session: Session, key: events.StepKey) -> list[Score]:
     query = select(Score).filter_by(**key._asdict()).order_by(*order).execution_options(populate_existing=True)
     chosen: dict[tuple[object, ...], Score] = {}
     for row in session.scalars(query):
-        place = row.scorer, row.variant, files.environment_of(row).platform
+        place = row.scorer, row.variant, files.environment_of(row.fingerprint).platform
         best = chosen.setdefault(place, row)
         if row.fingerprint_digest == best.fingerprint_digest and row.rollouts > best.rollouts:
             chosen[place] = row
@@ -258,14 +258,11 @@ def read_replayed_scores(
 
     Of scores in several environments it takes the one nearest to the run's own environment, as the attribution does.
     """
-    scores = newest_scores(session, events.StepKey(shard.run_id, shard.attempt, shard.step))
+    newest = newest_scores(session, events.StepKey(shard.run_id, shard.attempt, shard.step))
+    scores = [found for score in newest if (found := stored_score(session, store, score)) is not None]
     if not scores:
         return {}
-    found = {}
     attempt = attempts.find_attempt(session, shard.run_id, shard.attempt)
     run = environments.run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})
-    for score in files.preferred_scores(scores, run):
-        stored = stored_score(session, store, score)
-        if stored is not None:
-            found[stored.name] = files.read_aligned_scores(shard.batch, stored.file)
-    return found
+    chosen = files.preferred_scores(scores, run)
+    return {score.name: files.read_aligned_scores(shard.batch, score.file) for score in chosen}

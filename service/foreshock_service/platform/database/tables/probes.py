@@ -55,9 +55,9 @@ class ProbeJob(Base):
 
     `engine` is unique in a probe: the engine's name, the scorer's for a job that was split from its engine's job,
     `exact.` and the pair, or `layers` for a comparison by layer, whose scorers send no scores. `needs` names its
-    scorers, pairs and abilities, sorted and joined by commas: a worker must offer them all. `reasons` keeps the
+    scorers, pairs and abilities: a worker must offer them all. `reasons` keeps the
     failure of each try; `lease_id` and `lease_expires_at_us` are set while it is leased. `environments` names the
-    environments to score in, best first and joined by commas; empty: any. `environment_required`: no other is accepted.
+    environments to score in, best first; empty: any. `environment_required`: no other is accepted.
     `environment` is that of the newest try, None if its worker ran unchanged. The queued job with the lowest `rank_us`,
     which follows from `priority` and `queued_at_us`, is leased first. `doing` is what the worker tries now, by its
     newest heartbeat.
@@ -71,9 +71,9 @@ class ProbeJob(Base):
     engine: Mapped[str]
     scorers: Mapped[list[dict[str, str]]] = mapped_column(JsonColumn)
     exact_pairs: Mapped[list[str]]
-    needs: Mapped[str]
+    needs: Mapped[list[str]]
     accelerator: Mapped[str | None]
-    environments: Mapped[str]
+    environments: Mapped[list[str]]
     environment_required: Mapped[bool]
     environment: Mapped[str | None]
     state: Mapped[str]
