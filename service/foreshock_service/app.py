@@ -40,7 +40,7 @@ from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.present.pages.sessions import unknown_address
 from foreshock_service.replay import certificates, leases
 from foreshock_service.replay.attribution import service as attribution
-from foreshock_service.replay.probes import policies, requests, service, workers
+from foreshock_service.replay.probes import policies, service, workers
 from foreshock_service.replay.results import publishing
 from foreshock_service.replay.results.scores import read_replayed_scores
 from foreshock_service.runs import (
@@ -72,7 +72,7 @@ from foreshock_service.watch.notifications.service import notifiers
 # The routers of every noun. The routers of pages follow them, since their paths match the most.
 _NOUNS: tuple[Any, ...] = (
     *(health, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
-    *(findings, requests, policies, leases, publishing, attribution, workers, exporter, alerts, rules),
+    *(findings, service, policies, leases, publishing, attribution, workers, exporter, alerts, rules),
     *(advice, diagnosis, corrections, weights, certificates),
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)

@@ -27,7 +27,7 @@ from foreshock_service.present.pages.presenters import (
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalars_part, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.replay.certificates import Identifier
-from foreshock_service.replay.probes import requests, schemas
+from foreshock_service.replay.probes import schemas, service
 from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs import RunUpdate, get_run, id_of_key, update_run
 from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
@@ -201,9 +201,7 @@ def examine_step(
     run: RunIdentifier, step: parameters.StepPath, context: Context, visitor: sessions.IngesterSession
 ) -> Response:
     """Ask for an examination of the step by the doctor, then redirect to the step."""
-    requests.request_probe(
-        context, visitor.principal, run, schemas.ProbeCreate(step=step, kind=probe_kinds.DOCTOR.name)
-    )
+    service.request_probe(context, visitor.principal, run, schemas.ProbeCreate(step=step, kind=probe_kinds.DOCTOR.name))
     return RedirectResponse(f"/runs/{run}/steps/{step}", status_code=303, headers=rendering.PAGE_HEADERS)
 
 

@@ -32,6 +32,7 @@ from foreshock_service.replay.results.documents import exact_of_step
 from foreshock_service.replay.results.scores import newest_scores, stored_score
 from foreshock_service.runs import attempts, due, events, measurements, runs, steps
 from foreshock_service.runs.failing_runs import RunIsolated
+from foreshock_service.runs.shards import shards_with_tokens
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
@@ -200,7 +201,7 @@ def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:
 
 def attribution_inputs(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs:
     """Return the files of the step's rollouts and of its newest scores. Raises TokensPurged."""
-    rollouts = service.rollouts_of_step(context, session, key)
+    rollouts = service.pinned(context, shards_with_tokens(session, key), None)
     chosen = newest_scores(session, key)
     attempt = attempts.find_attempt(session, key.run_id, key.attempt)
     lines = [f"{score.scorer} {score.variant} {score.job_id} {score.token}" for score in chosen]

@@ -15,7 +15,7 @@ from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.replay.probes import jobs, requests, schemas, service
+from foreshock_service.replay.probes import jobs, schemas, service
 from foreshock_service.runs import events, run_endpoints
 from foreshock_service.runs.attempts import active_attempt_of, active_rows, attempts_of_run
 from foreshock_service.runs.failing_runs import RunIsolated
@@ -76,7 +76,7 @@ def policy_in_words(session: Session, principal: security.Principal, run_id: str
 
 def set_policy(session: Session, principal: security.Principal, run_id: str, body: ProbePolicyBody) -> None:
     """Set the run's policy. Raises RunNotFound, RunDeleted, UnknownScorer, ProbeNotPossible."""
-    requests.check_scorers(schemas.ProbeCreate(step=0, scorers=body.scorers))
+    service.check_scorers(schemas.ProbeCreate(step=0, scorers=body.scorers))
     run = lock_run(session, principal, run_id)
     stored, policy = session.get(tables.ProbePolicy, run_id), body.model_dump(mode="json")
     before = stored.policy if stored is not None else None
@@ -169,7 +169,7 @@ def _make(context: ServiceContext, key: events.StepKey, policy: ProbePolicyBody)
     )
     probe_id = None
     try:
-        probe_id = requests.request_probe(context, _SERVICE, key.run_id, body)[0].id
+        probe_id = service.request_probe(context, _SERVICE, key.run_id, body)[0].id
     except (ProblemError, errors.InvalidRolloutsError) as error:
         if isinstance(error, ProblemError) and error.status >= 500:
             raise  # The decoders are busy or the store is away: the next round tries again.

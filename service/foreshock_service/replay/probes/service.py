@@ -1,28 +1,47 @@
-"""Probes: read them, retry and cancel one, end the jobs whose rollouts were removed."""
+"""Probes: request one, read them, retry and cancel one, end the jobs whose rollouts were removed."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Path, Query, Response, status
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
+from foreshock import clock, digests, errors, probe_kinds
 from foreshock.api.probes import ProbeRecord
 from foreshock.api.watch import STANDING
-from foreshock.clock import now_us
-from foreshock_service.platform import audit, pagination, problem, security
-from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables import Alert, Checkpoint, Lease, Probe, ProbeJob, Run, Shard, Worker
+from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
+from foreshock_service.platform import audit, pagination, parameters, problem, security
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
+from foreshock_service.platform.database.tables import (
+    Alert,
+    Checkpoint,
+    Lease,
+    Probe,
+    ProbeJob,
+    Run,
+    Shard,
+    Worker,
+    new_identifier,
+)
+from foreshock_service.replay.probes import environments, pinned_rollouts, schemas, workers
 from foreshock_service.replay.probes import jobs as transitions
-from foreshock_service.replay.probes import schemas, workers
-from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
-from foreshock_service.runs import events, runs
-from foreshock_service.runs.attempts import active_ranges, attempts_of_run, in_ranges
-from foreshock_service.runs.shards import shards_with_tokens
+from foreshock_service.runs import attempts, events, run_endpoints, runs
+from foreshock_service.runs.shards import PURGED, shards_of_step, shards_with_tokens
+from foreshock_service.runs.steps import find_step
 
+router = parameters.api_router(prefix="/v1", tags=["probes"])
+ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 CANCELLED = "the probe was cancelled"
+ALERT_WINDOW_STEPS = 10
+"""Steps at most this far from an alert's own step are near it. In an alarm, weights are wanted every ten steps."""
+_NAMED_CHECKPOINTS = 5
+_SETTLED = {"step", "kind", "accelerator", "environment", "max_rollouts", "options", "budget_seconds"}
+_WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")
 
 
 class ProbeNotFound(problem.ProblemError, status=404, problem_type="probe-not-found"):
@@ -41,22 +60,80 @@ class ProbeHasEnded(problem.ProblemError, status=409, problem_type="probe-has-en
     """The probe has ended by itself; there is nothing to cancel."""
 
 
-def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> PinnedRollouts:
-    """Return the rollouts that a probe pinned, for a decoder. Raises TokensPurged."""
-    pinned = {selected[0] for selected in probe.selection}
-    shards = shards_with_tokens(session, events.StepKey(probe.run_id, probe.attempt, probe.step))
-    return pinned_rollouts(context, [each for each in shards if each.shard in pinned], probe.max_rollouts)
+class UnknownScorer(problem.ProblemError, status=422, problem_type="unknown-scorer"):
+    """A scorer or variant that no worker of this release implements."""
 
 
-def rollouts_of_step(context: ServiceContext, session: Session, key: events.StepKey) -> PinnedRollouts:
-    """Return all stored rollouts of a step, for a decoder. Raises TokensPurged."""
-    return pinned_rollouts(context, shards_with_tokens(session, key), None)
+@router.post(
+    "/runs/{run}/probes",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": ProbeRecord, "description": "An equal request exists; this is its probe"}},
+)
+def create_probe(
+    run: run_endpoints.RunIdentifier,
+    body: schemas.ProbeCreate,
+    context: Context,
+    principal: security.Ingester,
+    response: Response,
+) -> ProbeRecord:
+    """Request that workers score a step's rollouts again; an equal request returns the same probe."""
+    probe, created = request_probe(context, principal, run, body)
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return probe
 
 
-def read_probe(session: Session, principal: security.Principal, probe_id: str) -> ProbeRecord:
-    """Return the probe with its jobs. Raises ProbeNotFound, RunDeleted."""
-    probe, run = get_probe(session, principal, probe_id)
-    return shown(session, run, probe)
+@router.get("/runs/{run}/probes", name="list_probes")
+def list_probes_of_run(
+    run: run_endpoints.RunIdentifier,
+    context: Context,
+    principal: security.Reader,
+    step: Annotated[int | None, Query(ge=0, le=parameters.LARGEST_STEP)] = None,
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 50,
+) -> pagination.Page[ProbeRecord]:
+    """Return a page of a run's probes, newest first."""
+    with context.database.read() as session:
+        return list_probes(session, principal, run, step, cursor, limit)
+
+
+@router.get("/probes")
+def list_probes_of_runs(
+    context: Context,
+    principal: security.Reader,
+    project: Annotated[parameters.Name | None, Query()] = None,
+    kind: Annotated[parameters.Name | None, Query(description="such as `exact` or `doctor`; absent: all")] = None,
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 50,
+) -> pagination.Page[ProbeRecord]:
+    """Return a page of the probes of all runs that the key may see, newest first."""
+    with context.database.read() as session:
+        of_runs = (Run.deleted_at_us.is_(None), *(Run.project == each for each in principal.projects(project)))
+        of_kind = (Probe.kind == kind,) if kind is not None else ()
+        return _page(session, (*of_runs, *of_kind), cursor, limit)
+
+
+@router.get("/probes/{probe}")
+def read_probe(probe: ProbeIdentifier, context: Context, principal: security.Reader) -> ProbeRecord:
+    """Return a probe with its jobs, their states and the reasons of failures and of waiting."""
+    with context.database.read() as session:
+        found, run = get_probe(session, principal, probe)
+        return shown(session, run, found)
+
+
+@router.post("/probes/{probe}/retry", name="retry_probe")
+def retry(probe: ProbeIdentifier, context: Context, principal: security.Ingester) -> ProbeRecord:
+    """Queue the failed and skipped jobs of an ended probe again, for example when the weights are back."""
+    return context.database.write(lambda session: retry_probe(session, principal, probe))
+
+
+@router.delete("/probes/{probe}", name="cancel_probe")
+def cancel(probe: ProbeIdentifier, context: Context, principal: security.Ingester) -> ProbeRecord:
+    """Cancel a probe: its unfinished jobs are skipped, and what a worker still sends for them is refused.
+
+    Scores of jobs that are done stay. A cancelled probe can be retried; an equal request finds it as it is.
+    """
+    return context.database.write(lambda session: cancel_probe(session, principal, probe))
 
 
 def list_probes(
@@ -68,21 +145,200 @@ def list_probes(
     return _page(session, (Probe.run_id == run_id, *at_step), cursor, limit)
 
 
-def list_probes_of_runs(
-    session: Session, projects: Sequence[str], kind: str | None, cursor: str | None, limit: int
-) -> pagination.Page[ProbeRecord]:
-    """Return one page of the probes of all runs, newest first; a run's project must equal all of `projects`."""
-    of_runs = (Run.deleted_at_us.is_(None), *(Run.project == project for project in projects))
-    of_kind = (Probe.kind == kind,) if kind is not None else ()
-    return _page(session, (*of_runs, *of_kind), cursor, limit)
-
-
 def _page(
     session: Session, conditions: Iterable[ColumnElement[bool]], cursor: str | None, limit: int
 ) -> pagination.Page[ProbeRecord]:
     query = select(Probe, Run.project).join(Run, Run.id == Probe.run_id).where(*conditions)
     keys = (Probe.created_at_us, Probe.id)
     return pagination.page_of_query(session, query, keys, cursor, limit, partial(_read, session))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A request with what it resolves to: its rollouts, and the row of its probe except what is counted."""
+
+    run: Run
+    rollouts: pinned_rollouts.PinnedRollouts
+    attempt_fingerprint: dict[str, Any]
+    row: dict[str, Any]
+
+
+def request_probe(
+    context: ServiceContext, principal: security.Principal, run_id: str, body: schemas.ProbeCreate
+) -> tuple[ProbeRecord, bool]:
+    """Return the probe of this request and whether it is new. Raises UnknownScorer, ProbeNotPossible."""
+    check_scorers(body)
+    with context.database.read() as session:
+        plan = _plan(context, session, principal, run_id, body)
+        known = _find_by_request(session, run_id, plan.row["request_digest"])
+        if known is not None:
+            return shown(session, plan.run, known), False
+    with problem.present_file(f"a shard of step {body.step}"):
+        count = context.decoders.run(pinned_rollouts.count_rollouts, plan.rollouts)
+    if body.kind == probe_kinds.DOCTOR.name and not count.with_log_probs:
+        raise ProbeNotPossible(
+            f"the rollouts of step {body.step} have neither rollout_log_probs nor trainer_log_probs: there is nothing "
+            "that the doctor could explain"
+        )
+    fingerprints = environments.run_fingerprints(count.attributes, plan.attempt_fingerprint)
+    wanted = environments.wanted_environments(body.environment, fingerprints)
+    if body.environment == environments.OF_RUN and not all(each.names for each in wanted.values() if each.is_required):
+        raise ProbeNotPossible(
+            "the environment of this run is unknown: log its rollouts with the batch attributes `engine_fingerprint` "
+            "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
+        )
+    scorers = {asked.scorer for asked in body.scorers} | schemas.scorers_of_pairs(body.exact_pairs)
+    plan.row["options"] = environments.with_declared_precision(body.options, scorers, fingerprints["trainer"])
+    return context.database.write(lambda session: _insert(session, principal, plan, count, wanted))
+
+
+def check_scorers(body: schemas.ProbeCreate) -> None:
+    """Raise UnknownScorer or ProbeNotPossible if a request names scorers, pairs or options that are not available."""
+    kind = probe_kinds.PROBE_KINDS[body.kind]
+    for asked in body.scorers:
+        if asked.scorer not in available_scorers():
+            suggestion = errors.did_you_mean(asked.scorer, available_scorers())
+            raise UnknownScorer(
+                f"unknown scorer {asked.scorer!r}{suggestion}; available scorers: {', '.join(available_scorers())}"
+            )
+        if asked.variant not in VARIANTS:
+            raise UnknownScorer(f"unknown variant {asked.variant!r}; variants: {', '.join(map(repr, VARIANTS))}")
+        if asked.scorer not in kind.usable_scorers():
+            raise UnknownScorer(
+                f"{asked.scorer} {kind.unable}; scorers that {kind.can}: {', '.join(kind.usable_scorers())}"
+            )
+    for pair in body.exact_pairs:
+        if pair not in EXACT_PAIRS:
+            suggestion = errors.did_you_mean(pair, EXACT_PAIRS)
+            raise UnknownScorer(f"unknown exact pair {pair!r}{suggestion}; available pairs: {', '.join(EXACT_PAIRS)}")
+    if len(set(body.scorers)) != len(body.scorers) or len(set(body.exact_pairs)) != len(body.exact_pairs):
+        raise ProbeNotPossible("a scorer is named twice: name each scorer and variant, and each exact pair, once")
+    unused = set(body.options) - {asked.scorer for asked in body.scorers} - schemas.scorers_of_pairs(body.exact_pairs)
+    if unused:
+        raise ProbeNotPossible(f"options name {', '.join(sorted(unused))}, which is not among the scorers")
+
+
+def _plan(
+    context: ServiceContext, session: Session, principal: security.Principal, run_id: str, body: schemas.ProbeCreate
+) -> _Plan:
+    run = runs.get_run(session, principal, run_id)
+    key = attempts.resolve_step(session, run_id, body.step, body.attempt)
+    step = find_step(session, key)
+    if step is None:
+        raise ProbeNotPossible(f"step {key.step} of attempt {key.attempt} has no rollouts to score")
+    if step.closed_at_us is None:
+        raise ProbeNotPossible(
+            f"step {key.step} is not closed yet: {step.received_shards} of {step.expected_shards} shards are stored"
+        )
+    checkpoint = find_checkpoint(session, *key)
+    if checkpoint is None:
+        raise ProbeNotPossible(
+            f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(session, key)}: the "
+            "trainer announces saved weights with log_checkpoint(step, root=…, path=…)"
+        )
+    if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= clock.now_us():
+        raise ProbeNotPossible(f"the checkpoint of step {key.step} has expired: its weights are gone")
+    shards = shards_of_step(session, key)
+    present = [shard for shard in shards if shard.tokens_purged_at_us is None]
+    if not present:
+        raise ProbeNotPossible(f"step {key.step} cannot be replayed: {PURGED}")
+    by_name = sorted(body.scorers, key=lambda each: (each.scorer, each.variant))
+    # Of two scorers the order matters: the second one is the reference, or gives μ.
+    asked = body.scorers if probe_kinds.PROBE_KINDS[body.kind].scorers == 2 else by_name
+    meant = {
+        **body.model_dump(mode="json", include=_SETTLED),
+        "attempt": key.attempt,
+        "scorers": [each.model_dump() for each in asked],
+        "exact_pairs": sorted(body.exact_pairs),
+        "selection": [selected_rollouts(shard) for shard in present],
+        "checkpoint": {name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
+        "candidates": _candidates(session, principal, run, key, body),
+    }
+    of_request = {"request_digest": digests.digest_of_json(meant), "priority": body.priority}
+    return _Plan(
+        run=run,
+        rollouts=pinned(context, present, body.max_rollouts),
+        attempt_fingerprint=attempts.fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
+        row={**meant, **of_request, "run_id": run.id, "checkpoint_expires_at_us": checkpoint.expires_at_us},
+    )
+
+
+def _announced(session: Session, key: events.StepKey) -> str:
+    """Return the end of a message: the newest announced steps of an attempt."""
+    query = select(Checkpoint.step).filter_by(run_id=key.run_id, attempt=key.attempt)
+    steps = sorted(session.scalars(query.order_by(Checkpoint.step.desc()).limit(_NAMED_CHECKPOINTS)))
+    if not steps:
+        return ", nor for any other step of it"
+    return f" (the newest that are: {', '.join(map(str, steps))})"
+
+
+def _candidates(
+    session: Session, principal: security.Principal, run: Run, key: events.StepKey, body: schemas.ProbeCreate
+) -> list[dict[str, Any]] | None:
+    """Return the weights that the doctor tries besides those of the step; None for other probes.
+
+    The checkpoints of earlier steps are tried alternately from the nearest and from the first one.
+    """
+    if body.kind != probe_kinds.DOCTOR.name:
+        return None
+    tried = [] if body.against is None else [_weights_of_other(session, principal, run, body.against, key.step)]
+    left = list(earlier_checkpoints(session, key))
+    for number in range(min(body.max_candidates, len(left))):
+        each = left.pop(0 if number % 2 else -1)
+        tried.append({name: getattr(each, name) for name in _WEIGHTS_FIELDS})
+    return tried
+
+
+def _weights_of_other(
+    session: Session, principal: security.Principal, run: Run, against: str, step: int
+) -> dict[str, Any]:
+    """Return the newest weights up to `step` of the run `against`, with that run's title."""
+    other = runs.get_run(session, principal, against)
+    title = other.name or other.key
+    if other.project != run.project or other.id == run.id:
+        raise ProbeNotPossible(f"against must be another run of the project {run.project}, got {title}")
+    started = attempts.attempts_of_run(session, other.id)
+    key = events.StepKey(other.id, attempts.active_attempt_of(started, step) or 0, step + 1)
+    found = earlier_checkpoints(session, key)
+    if not found:
+        raise ProbeNotPossible(f"the run {title} has no announced weights up to step {step} that are left")
+    return {name: getattr(found[-1], name) for name in _WEIGHTS_FIELDS} | {"run": title}
+
+
+def _insert(
+    session: Session,
+    principal: security.Principal,
+    plan: _Plan,
+    count: pinned_rollouts.RolloutCount,
+    wanted: Mapping[str, environments.WantedEnvironment],
+) -> tuple[ProbeRecord, bool]:
+    runs.lock_run(session, principal, plan.run.id)
+    key = events.StepKey(plan.run.id, plan.row["attempt"], plan.row["step"])
+    present = (shard for shard in shards_of_step(session, key) if shard.tokens_purged_at_us is None)
+    if [selected_rollouts(shard) for shard in present] != plan.row["selection"]:
+        raise ProbeNotPossible(
+            f"rollouts of step {key.step} were purged or arrived while the request was checked: request the probe again"
+        )
+    now = database_now_us(session)
+    counted = {name: getattr(count, name) for name in ("rollouts", "tokens", "rollout_set_digest")}
+    sampled = count.rollouts < count.of_rollouts
+    new = {"id": new_identifier("probe"), "from_sample": sampled, "created_at_us": now}
+    created = insert_if_absent(session, Probe, {**plan.row, **counted, **new})
+    probe = _find_by_request(session, plan.run.id, plan.row["request_digest"])
+    assert probe is not None
+    if created:
+        live = workers.live_workers(session, plan.run.project, now)
+        near = session.scalar(select(is_near_open_alert(plan.run.id, key.step)))
+        session.add_all(transitions.new_jobs(probe, live, now, wanted, is_near_alert=bool(near)))
+        session.flush()
+    return shown(session, plan.run, probe), created
+
+
+def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> pinned_rollouts.PinnedRollouts:
+    """Return the rollouts that a probe pinned, for a decoder. Raises TokensPurged."""
+    chosen = {selected[0] for selected in probe.selection}
+    shards = shards_with_tokens(session, events.StepKey(probe.run_id, probe.attempt, probe.step))
+    return pinned(context, [each for each in shards if each.shard in chosen], probe.max_rollouts)
 
 
 def retry_probe(session: Session, principal: security.Principal, probe_id: str) -> ProbeRecord:
@@ -149,10 +405,12 @@ def selected_rollouts(shard: Shard) -> list[Any]:
     return [shard.shard, shard.digest]
 
 
-def pinned_rollouts(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None) -> PinnedRollouts:
+def pinned(
+    context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None
+) -> pinned_rollouts.PinnedRollouts:
     """Return the rollouts of shards, or a sample of them, for a decoder."""
     samples = tuple(shard.sampled_rollouts for shard in shards)
-    return PinnedRollouts(
+    return pinned_rollouts.PinnedRollouts(
         files=tuple(context.store.file(shard.file) for shard in shards),
         max_rollouts=max_rollouts,
         samples=samples,
@@ -164,7 +422,10 @@ def pinned_rollouts(context: ServiceContext, shards: Sequence[Shard], max_rollou
 
 def _read(session: Session, probes: Sequence[Any]) -> list[ProbeRecord]:
     """Return the probes, each with the project of its run, as they are shown."""
-    jobs = jobs_of(session, [probe.id for probe, _ in probes])
+    query = select(ProbeJob).where(ProbeJob.probe_id.in_([probe.id for probe, _ in probes]))
+    jobs: dict[str, list[ProbeJob]] = defaultdict(list)
+    for job in session.scalars(query.order_by(ProbeJob.engine)):
+        jobs[job.probe_id].append(job)
     live: dict[str, Sequence[Worker]] = {}
     waiting: dict[str, str | None] = {}
     for probe, project in probes:
@@ -202,26 +463,17 @@ def cancel_jobs_of_run(session: Session, removed: events.RunRemoved) -> None:
     end_jobs(session, session.scalars(query.with_for_update(of=ProbeJob)).all(), "the run was deleted")
 
 
-def find_by_request(session: Session, run_id: str, request_digest: str) -> Probe | None:
+def _find_by_request(session: Session, run_id: str, request_digest: str) -> Probe | None:
     """Return the probe of an equal request."""
     return session.scalar(select(Probe).where(Probe.run_id == run_id, Probe.request_digest == request_digest))
 
 
-def jobs_of(session: Session, probe_ids: Iterable[str]) -> dict[str, list[ProbeJob]]:
-    """Return the jobs of each probe, ordered by engine."""
-    query = select(ProbeJob).where(ProbeJob.probe_id.in_(list(probe_ids))).order_by(ProbeJob.engine)
-    jobs: dict[str, list[ProbeJob]] = defaultdict(list)
-    for job in session.scalars(query):
-        jobs[job.probe_id].append(job)
-    return jobs
-
-
 def earlier_checkpoints(session: Session, key: events.StepKey) -> Sequence[Checkpoint]:
     """Return the unexpired checkpoints of the steps before `key.step` from which it was trained, by step."""
-    attempts = attempts_of_run(session, key.run_id)
-    place = next(place for place, each in enumerate(attempts) if each.attempt == key.attempt)
-    chosen = in_ranges(active_ranges(attempts[: place + 1], 0, key.step - 1), Checkpoint)
-    left = or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > now_us())
+    begun = attempts.attempts_of_run(session, key.run_id)
+    place = next(place for place, each in enumerate(begun) if each.attempt == key.attempt)
+    chosen = attempts.in_ranges(attempts.active_ranges(begun[: place + 1], 0, key.step - 1), Checkpoint)
+    left = or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > clock.now_us())
     query = select(Checkpoint).where(Checkpoint.run_id == key.run_id, chosen, left)
     return session.scalars(query.order_by(Checkpoint.step)).all()
 
@@ -229,10 +481,6 @@ def earlier_checkpoints(session: Session, key: events.StepKey) -> Sequence[Check
 def find_checkpoint(session: Session, run_id: str, attempt: int, step: int) -> Checkpoint | None:
     """Return the checkpoint that was announced for a step."""
     return session.get(Checkpoint, (run_id, attempt, step))
-
-
-ALERT_WINDOW_STEPS = 10
-"""Steps at most this far from an alert's own step are near it. In an alarm, weights are wanted every ten steps."""
 
 
 def is_near_open_alert(run_id: Any, step: Any) -> ColumnElement[bool]:

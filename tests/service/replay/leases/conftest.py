@@ -5,7 +5,6 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock_service.replay import leases
-from foreshock_service.replay.probes import requests
 from foreshock_service.replay.probes import service as probes
 from foreshock_service.replay.results import publishing
 
@@ -26,6 +25,6 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (leases, publishing, requests, probes):
+    for module in (leases, publishing, probes):
         monkeypatch.setattr(module, "database_now_us", clock.read)
     return clock

@@ -69,7 +69,7 @@ def test_job_is_leased_before_urgent_ones_a_day_later(
     ask_for_probe(run, 2, priority="urgent")
     with monkeypatch.context() as later:
         later.setattr(
-            "foreshock_service.replay.probes.requests.database_now_us", lambda s: database_now_us(s) + HEAD_START_US
+            "foreshock_service.replay.probes.service.database_now_us", lambda s: database_now_us(s) + HEAD_START_US
         )
         ask_for_probe(run, 3, priority="urgent")
     assert leased_steps(http) == [2, 1, 3]
