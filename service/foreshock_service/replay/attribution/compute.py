@@ -10,7 +10,7 @@ each end's floor is subtracted. The result is never clamped: a negative result m
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,13 +78,24 @@ def attribute_step(
     again = {name: scorers.score_name(name, scorers.NOISE_FLOOR_VARIANT) for name in plain}
     floors = [(again[name], name) for name in plain if again[name] in replayed]
     of_rollouts = batch.num_rollouts + rollouts.unstored
+    chain = attribution.chain if attribution is not None else ()
     compared = {
-        pair: _compare(batch, of_rollouts, known, *pair, _together(attribution, pair)) for pair in [*pairs, *floors]
+        # Two scores of the chain are compared on the rollouts that all scores of the chain contain.
+        pair: _compare(batch, of_rollouts, known, *pair, chain if set(pair) <= set(chain) else pair)
+        for pair in [*pairs, *floors]
     }
     return AttributionResult(
         attribution=attribution,
         comparisons=tuple(compared.values()),
-        floors=tuple(_floor(pair, compared[pair]) for pair in floors),
+        floors=tuple(
+            NoiseFloorRecord(
+                scorer=pair[1],
+                comparison=compared[pair].comparison,
+                **{name: compared[pair].measures[name] for name in ("k3_kl", "mean_abs_d", "max_abs_d")},
+                **{name: int(compared[pair].measures[name]) for name in ("rollouts", "tokens")},
+            )
+            for pair in floors
+        ),
         of_rollouts=of_rollouts,
         used=tuple(scores),
         run_fingerprints=run,
@@ -108,12 +119,14 @@ def _environment_links(
         first, values = score.environment, known[score.name]
         side = scorers.SCORERS[score.scorer].side if score.scorer in scorers.SCORERS else None
         logged = {"engine": "rollout", "trainer": "trainer"}.get(side or "")
-        own = run.get(logged) if logged is not None else None
+        made = run.get(logged) if logged is not None else None
+        own = Environment.of_fingerprint(made) if made is not None else None
         for other in files.other_environments(published, score):
             second, again = other.environment, files.read_aligned_scores(batch, other.file)
             excess = (math.nan, math.nan, math.nan)
             # Computed only if neither environment is the run's own.
-            if logged is not None and logged in known and not _is_one_of(own, (first, second)):
+            is_own = own is not None and any(not differences(own, each, same_engine=True) for each in (first, second))
+            if logged is not None and logged in known and not is_own:
                 excess = excess_over_environments(known[logged], values, again, *where)
             yield from_attributes(
                 EnvironmentLinkRecord,
@@ -131,13 +144,6 @@ def _environment_links(
 def environment_record(environment: Environment) -> EnvironmentRecord:
     """Return an environment as a document names it."""
     return from_attributes(EnvironmentRecord, environment, words=environment.describe())
-
-
-def _is_one_of(own: fingerprint.Fingerprint | None, environments: Iterable[Environment]) -> bool:
-    if own is None:
-        return False
-    environment = Environment.of_fingerprint(own)
-    return any(not differences(environment, each, same_engine=True) for each in environments)
 
 
 def logged_scores(batch: RolloutBatch) -> dict[str, Values]:
@@ -160,24 +166,15 @@ def _pairs_of(attribution: Attribution | None) -> list[tuple[str, str]]:
     return [pair for pair in pairs if comparisons.comparison_name(*pair) != comparisons.TRAINER_ROLLOUT]
 
 
-def _together(attribution: Attribution | None, pair: tuple[str, str]) -> tuple[str, ...]:
-    """Return the scores that must all contain a rollout for the pair to be compared on it.
-
-    For two scores of the chain these are all scores of the chain.
-    """
-    chain = attribution.chain if attribution is not None else ()
-    return tuple(chain) if set(pair) <= set(chain) else pair
-
-
 def _compare(
     batch: RolloutBatch,
     of_rollouts: int,
     scores: Mapping[str, Values],
     target: str,
     behaviour: str,
-    together: tuple[str, ...],
+    together: Sequence[str],
 ) -> FoldedStatistics:
-    # Rollouts with a finite value in each of the scores.
+    # Rollouts with a finite value in each of the scores `together`.
     finite = [arrays.row_counts(np.isfinite(scores[name]), batch.response_offsets) > 0 for name in together]
     rows = np.flatnonzero(np.logical_and.reduce(finite))
     shared = batch.select(rows)
@@ -191,19 +188,6 @@ def _compare(
         statistics=statistics.to_bytes(),
         summaries=compared.summaries.to_bytes(),
         from_sample=rows.size < of_rollouts,
-    )
-
-
-def _floor(pair: tuple[str, str], folded: FoldedStatistics) -> NoiseFloorRecord:
-    measures = folded.measures
-    return NoiseFloorRecord(
-        scorer=pair[1],
-        comparison=folded.comparison,
-        k3_kl=measures["k3_kl"],
-        mean_abs_d=measures["mean_abs_d"],
-        max_abs_d=measures["max_abs_d"],
-        rollouts=int(measures["rollouts"]),
-        tokens=int(measures["tokens"]),
     )
 
 

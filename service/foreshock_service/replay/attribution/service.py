@@ -7,30 +7,33 @@ the conclusions, from the stored document.
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
 from foreshock import clock, scorers
-from foreshock.api.attribution import AttributionDocument, AttributionRecord, ConclusionRecord, ScoreSourceRecord
+from foreshock.api import attribution as answers
+from foreshock.api import runs as run_answers
 from foreshock.api.records import from_attributes, parse, to_json
-from foreshock.diagnosis.attribution import conclude_attribution
+from foreshock.diagnosis import attribution, conclusion
+from foreshock.environment import Environment
+from foreshock.measures.estimators.attribution import METHOD, Attribution
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import after_commit
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.replay.attribution import compute
-from foreshock_service.replay.attribution import document as documents
 from foreshock_service.replay.probes import pinned_rollouts, service
+from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
 from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.documents import exact_of_step
 from foreshock_service.replay.results.scores import newest_scores, stored_score
-from foreshock_service.runs import attempts, due, events, measurements, runs, steps
+from foreshock_service.runs import attempts, due, events, findings, measurements, runs, steps
 from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.shards import shards_with_tokens
 
@@ -41,6 +44,13 @@ _AGAIN_AFTER_US = 30_000_000
 """A computation that failed is repeated after this time."""
 
 _RETRY_AFTER_SECONDS = 5
+DRIFT_STEPS = 20
+"""The newest other probed steps, with which the conclusions compare a step."""
+MOST_STEPS = 200
+"""The newest attributed steps of a run, which are read for its causes: one takes about a millisecond."""
+_TITLES: dict[conclusion.ConclusionKind, str] = {
+    "trainer-precision": "the trainer computes in float32 and its replay does not",
+}
 
 
 class AttributionNotFound(problem.ProblemError, status=404, problem_type="attribution-not-found"):
@@ -69,7 +79,7 @@ class AttributionInputs:
 
 
 @router.get("/attribution")
-def read_attribution(asked: attempts.StepOfRequest) -> AttributionRecord:
+def read_attribution(asked: attempts.StepOfRequest) -> answers.AttributionRecord:
     """Return the causes of the step's mismatch: the links of the chain with their shares, and the noise floors.
 
     404 `attribution-not-found`: no scores of the step are published; request a probe. 404 `attribution-not-possible`:
@@ -86,7 +96,7 @@ def read_attribution(asked: attempts.StepOfRequest) -> AttributionRecord:
 
 def attribution_of_step(
     session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None
-) -> AttributionRecord:
+) -> answers.AttributionRecord:
     """Return the stored attribution of a step.
 
     Raises AttributionNotFound, AttributionNotPossible, AttributionPending, RunNotFound, RunDeleted.
@@ -100,7 +110,7 @@ def attribution_of_step(
             f"request a probe with POST /v1/runs/{run_id}/probes"
         )
     if found.document is not None:
-        return _read(session, run, parse(AttributionDocument, found.document), found.stale)
+        return _read(session, run, parse(answers.AttributionDocument, found.document), found.stale)
     if found.stale:
         raise AttributionPending(
             f"the attribution of step {step} is being computed: retry in {_RETRY_AFTER_SECONDS} s",
@@ -113,22 +123,30 @@ def attribution_of_step(
     )
 
 
-def _read(session: Session, run: tables.Run, document: AttributionDocument, stale: bool) -> AttributionRecord:
+def _read(
+    session: Session, run: tables.Run, document: answers.AttributionDocument, stale: bool
+) -> answers.AttributionRecord:
     """Return the document with its conclusions, which also use the attributions of the run's other probed steps."""
-    others = documents.newest_documents(
-        session, run.id, documents.DRIFT_STEPS,
-        tables.Attribution.step != document.step, tables.Attribution.computed_at_us.is_not(None),
-    )  # fmt: skip
-    found = exact_of_step(session, events.StepKey(run.id, document.attempt, document.step))
-    exact = tuple(documents.exact_of_link(each, document.scores) for each in found)
-    earlier = [parse(AttributionDocument, each) for _, each in reversed(others) if each is not None]
-    conclusions = conclude_attribution(document, earlier, exact)
+    of_others = (tables.Attribution.step != document.step, tables.Attribution.computed_at_us.is_not(None))
+    others = newest_documents(session, run.id, DRIFT_STEPS, *of_others)
+    plain = {score.scorer: score.fingerprint for score in document.scores if not score.variant}
+    exact = []
+    for each in exact_of_step(session, events.StepKey(run.id, document.attempt, document.step)):
+        # The fingerprint fields that differ from those of the scores of the same names.
+        differing: set[str] = set()
+        for name, own in ((each.target, each.target_fingerprint), (each.behaviour, each.behaviour_fingerprint)):
+            other = plain.get(name, own)
+            differing |= {field for field in own.keys() | other.keys() if own.get(field) != other.get(field)}
+        settings = tuple(sorted(differing - {"batch_composition"}))
+        exact.append(from_attributes(answers.ExactOfLinkRecord, each, other_settings=settings))
+    earlier = [parse(answers.AttributionDocument, each) for _, each in reversed(others) if each is not None]
+    conclusions = attribution.conclude_attribution(document, earlier, tuple(exact))
     return from_attributes(
-        AttributionRecord,
+        answers.AttributionRecord,
         document,
         stale=stale,
-        exact=exact,
-        conclusions=tuple(from_attributes(ConclusionRecord, each) for each in conclusions),
+        exact=tuple(exact),
+        conclusions=tuple(from_attributes(answers.ConclusionRecord, each) for each in conclusions),
         incomplete=None,
     )
 
@@ -136,18 +154,18 @@ def _read(session: Session, run: tables.Run, document: AttributionDocument, stal
 def newest_replayed_steps(session: Session, principal: security.Principal, run_id: str, limit: int) -> Sequence[int]:
     """Return up to `limit` active steps that have replayed scores, the newest first."""
     runs.get_run(session, principal, run_id)
-    return [key.step for key, _ in documents.newest_documents(session, run_id, limit)]
+    return [key.step for key, _ in newest_documents(session, run_id, limit)]
 
 
 def mark_attribution_stale(session: Session, published: publishing.ScoresPublished) -> None:
     """Mark the step's attribution as stale, in the transaction that publishes its scores."""
-    documents.mark_stale(session, published.key, published.at_us)
+    _mark_stale(session, published.key, published.at_us)
 
 
 def mark_stale_after_late_rollouts(session: Session, closed: events.StepClosed) -> None:
     """Mark the attribution of a step as stale if it has one: rollouts arrived after its scores were published."""
     if session.get(tables.Attribution, tuple(closed.key)) is not None:
-        documents.mark_stale(session, closed.key, clock.now_us())
+        _mark_stale(session, closed.key, clock.now_us())
 
 
 class Attributing(JobRunner):
@@ -162,7 +180,11 @@ class Attributing(JobRunner):
 def compute_stale_attributions(context: ServiceContext) -> int:
     """Compute the attributions that are stale, and return their number."""
     with context.database.read() as session:
-        stale = documents.stale_until(session, clock.now_us())
+        table = tables.Attribution
+        query = select(table.run_id, table.attempt, table.step).join(tables.Run, tables.Run.id == table.run_id)
+        due = (table.stale, table.changed_at_us <= clock.now_us(), tables.Run.deleted_at_us.is_(None))
+        found = session.execute(query.where(*due).order_by(table.changed_at_us))
+        stale = [events.StepKey(*row) for row in found]
     return sum(try_to_compute(context, key) for key in stale if not context.stopping.is_set())
 
 
@@ -173,7 +195,7 @@ def try_to_compute(context: ServiceContext, key: events.StepKey) -> bool:
             compute_attribution(context, key)
             return True
         except Exception:
-            context.database.write(lambda session: documents.mark_stale(session, key, clock.now_us() + _AGAIN_AFTER_US))
+            context.database.write(lambda session: _mark_stale(session, key, clock.now_us() + _AGAIN_AFTER_US))
             raise
     return False
 
@@ -228,11 +250,11 @@ def store_attribution(
     if result.attribution is not None:
         used = [(each.scorer, each.variant, each.fingerprint) for each in result.used]
         sources = [
-            from_attributes(ScoreSourceRecord, score)
+            from_attributes(answers.ScoreSourceRecord, score)
             for score in newest_scores(session, key)
             if (score.scorer, score.variant, score.fingerprint) in used
         ]
-        document = documents.document_of(key, result.attribution, result, sources, now)
+        document = _document_of(key, result.attribution, result, sources, now)
     found = None if document is None else to_json(document)
     row = {**key._asdict(), "stale": False, "changed_at_us": now, "document": found, "computed_at_us": now}
     engine.upsert(session, tables.Attribution, [row], events.StepKey._fields)
@@ -252,3 +274,89 @@ def _store_and_publish(
     if steps.is_closed(session, key):
         steps.mark_step(session, key)
     return True
+
+
+def _mark_stale(session: Session, key: events.StepKey, now_us: int) -> None:
+    """Mark the step's attribution as stale; adds a row without a document if there is none."""
+    row = {**key._asdict(), "stale": True, "changed_at_us": now_us}
+    engine.upsert(session, tables.Attribution, [row], events.StepKey._fields)
+
+
+def newest_documents(
+    session: Session, run_id: str, limit: int, *chosen: ColumnElement[bool]
+) -> list[tuple[events.StepKey, dict[str, Any] | None]]:
+    """Return the documents of up to `limit` active steps that have replayed scores, the newest first.
+
+    A document is None before it is computed, and if the scores give no attribution.
+    """
+    active = attempts.active_rows(session, run_id, tables.Attribution)
+    query = select(tables.Attribution.attempt, tables.Attribution.step, tables.Attribution.document)
+    query = query.where(tables.Attribution.run_id == run_id, active, *chosen)
+    found = session.execute(query.order_by(tables.Attribution.step.desc()).limit(limit))
+    return [(events.StepKey(run_id, attempt, step), document) for attempt, step, document in found]
+
+
+def _document_of(
+    key: events.StepKey,
+    found: Attribution,
+    result: compute.AttributionResult,
+    scores: Sequence[answers.ScoreSourceRecord],
+    computed_at_us: int,
+) -> answers.AttributionDocument:
+    """Return the document of a step."""
+    floors, branch = {floor.scorer: floor.k3_kl for floor in result.floors}, found.side_branch
+
+    def with_excess(links: Iterable[answers.LinkRecord]) -> tuple[answers.LinkRecord, ...]:
+        excess = compute.excess_over_floors
+        return tuple(replace(link, excess_k3_kl=excess(link.name, link.k3_kl, floors)) for link in links)
+
+    known = {name: made for name, made in result.run_fingerprints.items() if made is not None}
+    environments = {name: Environment.of_fingerprint(made) for name, made in known.items()}
+    environments |= {score.name: score.environment for score in result.used}
+    return from_attributes(
+        answers.AttributionDocument,
+        found,
+        run=key.run_id,
+        attempt=key.attempt,
+        step=key.step,
+        links=with_excess(found.links),
+        whole=with_excess([found.whole])[0],
+        side_branch=branch and replace(branch, links=with_excess(branch.links)),
+        floors=result.floors,
+        of_rollouts=result.of_rollouts,
+        from_sample=found.rollouts < result.of_rollouts,
+        scores=tuple(scores),
+        environments={
+            name: compute.environment_record(environments[name]) if name in environments else None
+            for name in found.chain
+        },
+        environment_links=result.environment_links,
+        method=METHOD,
+        declared_precision=precision_in_words(declared_precision(result.run_fingerprints.get("trainer"))),
+        computed_at_us=computed_at_us,
+    )
+
+
+def causes_of_run(session: Session, run_id: str) -> list[findings.Finding]:
+    """Return the causes named by the newest attributions of active steps, each with its newest sentence."""
+    computed = tables.Attribution.computed_at_us.is_not(None)
+    rows = newest_documents(session, run_id, MOST_STEPS, computed)
+    read = [(key, parse(answers.AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
+    found: list[tuple[int, list[findings.Finding]]] = []
+    for place, (key, document) in enumerate(read):
+        if document is None:
+            continue
+        others = [*read[: min(place, DRIFT_STEPS)], *read[place + 1 :]][:DRIFT_STEPS]
+        earlier = [other for _, other in reversed(others) if other is not None]
+        # Exact divergences name no cause, so they are not read.
+        causes = [each for each in attribution.conclude_attribution(document, earlier) if each.names_cause]
+        found.append((key.step, [_finding(document, cause) for cause in causes]))
+    return findings.newest_of_steps(found)
+
+
+def _finding(document: answers.AttributionDocument, cause: conclusion.Conclusion) -> findings.Finding:
+    link = next((link for link in document.links if link.name == cause.link), None)
+    if cause.kind != "cause" or link is None:
+        return findings.Finding(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
+    confidence = run_answers.ConfidenceRecord(share=link.share, low=link.share_low, high=link.share_high)
+    return findings.Finding(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)
