@@ -20,7 +20,6 @@ from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform import compression, problem, request_guards
-from foreshock_service.platform.etags import content_etag, matches
 from foreshock_service.platform.settings import Settings
 
 Kind = Literal["integer", "float", "boolean", "label"]
@@ -229,9 +228,9 @@ def columnar_response(request: Request, body: bytes, media_type: str) -> Respons
 
     Takes milliseconds for a megabyte: call it in a thread, not in the event loop.
     """
-    etag = content_etag(body)
+    etag = compression.content_etag(body)
     headers = {"ETag": etag, "Vary": "Accept, Accept-Encoding", "Cache-Control": "private, no-cache"}
-    if matches(request.headers.get("if-none-match"), etag):
+    if compression.matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
     body, encoding = compression.compressed(body, request.headers.get("accept-encoding"))
     return Response(body, media_type=media_type, headers=headers | encoding)

@@ -28,8 +28,9 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Run, Worker, new_identifier
 from foreshock_service.platform.problem import ProblemError, stored_file
+from foreshock_service.replay import files
 from foreshock_service.replay.probes import jobs as transitions
-from foreshock_service.replay.probes import pinned_rollouts, schemas, service, workers
+from foreshock_service.replay.probes import schemas, service, workers
 from foreshock_service.replay.probes.environments import WantedEnvironment
 from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.runs import get_run
@@ -285,7 +286,7 @@ def read_rollouts(
     path = context.store.temporary_file()
     try:
         with stored_file(f"a shard of step {probe.step}"):
-            context.decoders.run(pinned_rollouts.write_rollouts, pinned, path)
+            context.decoders.run(files.write_rollouts, pinned, path)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform import etags, security
+from foreshock_service.platform import compression, security
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert, FoldedAdvice, Run
 
@@ -151,7 +151,7 @@ class LongPolls:
             nonlocal known
             if now is None or now.deleted_at_us is not None or not principal.sees(now.project):
                 return True
-            if known is None and etags.names_version(if_none_match, part(now)):
+            if known is None and compression.names_version(if_none_match, part(now)):
                 known = part(now)
             return part(now) != known
 
@@ -167,8 +167,8 @@ class _Waiter:
 def tagged_response(version: str, model: BaseModel, if_none_match: str | None) -> Response:
     """Return the model as JSON under an entity tag that begins with its version; 304 if the client has these bytes."""
     body = model.model_dump_json().encode()
-    headers = {"ETag": etags.etag_of(version, body), "Cache-Control": "no-cache"}
-    if etags.matches(if_none_match, headers["ETag"]):
+    headers = {"ETag": compression.etag_of(version, body), "Cache-Control": "no-cache"}
+    if compression.matches(if_none_match, headers["ETag"]):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     return Response(body, media_type="application/json", headers=headers)
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from foreshock_service.platform import columnar
-from foreshock_service.platform.compression import compressed
-from foreshock_service.platform.etags import etag_of, matches, names_version
+from foreshock_service.platform.compression import compressed, etag_of, matches, names_version
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 
 

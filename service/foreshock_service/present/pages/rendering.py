@@ -23,8 +23,8 @@ from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
 from foreshock.lint import CHECKS
 from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
+from foreshock_service.platform.compression import matches
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.etags import matches
 from foreshock_service.present.pages.figures import attribution, drawing
 from foreshock_service.present.pages.view_models import Label, Moment, Tone, Value, Visitor
 

@@ -29,9 +29,9 @@ from foreshock.measures.estimators.attribution import (
     excess_over_environments,
 )
 from foreshock.rollouts import RolloutBatch, arrays
+from foreshock_service.replay import files
+from foreshock_service.replay.files import PinnedRollouts, read_rollouts
 from foreshock_service.replay.probes.environments import run_fingerprints
-from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from foreshock_service.replay.results import files
 from foreshock_service.runs.shard_decoding import FoldedStatistics
 
 Values = NDArray[np.float32]
@@ -92,7 +92,8 @@ def attribute_step(
                 scorer=pair[1],
                 comparison=compared[pair].comparison,
                 **{name: compared[pair].measures[name] for name in ("k3_kl", "mean_abs_d", "max_abs_d")},
-                **{name: int(compared[pair].measures[name]) for name in ("rollouts", "tokens")},
+                rollouts=int(compared[pair].measures["rollouts"]),
+                tokens=int(compared[pair].measures["tokens"]),
             )
             for pair in floors
         ),

@@ -27,10 +27,11 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import after_commit
 from foreshock_service.platform.jobs import Job, JobRunner
+from foreshock_service.replay import files
 from foreshock_service.replay.attribution import compute
-from foreshock_service.replay.probes import pinned_rollouts, service
+from foreshock_service.replay.probes import service
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
-from foreshock_service.replay.results import files, publishing
+from foreshock_service.replay.results import publishing
 from foreshock_service.replay.results.documents import exact_of_step
 from foreshock_service.replay.results.scores import newest_scores, stored_score
 from foreshock_service.runs import attempts, due, events, findings, measurements, runs, steps
@@ -73,7 +74,7 @@ class AttributionInputs:
     """
 
     version: str
-    rollouts: pinned_rollouts.PinnedRollouts
+    rollouts: files.PinnedRollouts
     scores: tuple[files.StoredScore, ...]
     attempt_fingerprint: dict[str, Any]
 

@@ -28,7 +28,8 @@ from foreshock_service.platform.database.tables import (
     Worker,
     new_identifier,
 )
-from foreshock_service.replay.probes import environments, pinned_rollouts, schemas, workers
+from foreshock_service.replay import files
+from foreshock_service.replay.probes import environments, schemas, workers
 from foreshock_service.replay.probes import jobs as transitions
 from foreshock_service.runs import attempts, events, run_endpoints, runs
 from foreshock_service.runs.shards import PURGED, shards_of_step, shards_with_tokens
@@ -158,7 +159,7 @@ class _Plan:
     """A request with what it resolves to: its rollouts, and the row of its probe except what is counted."""
 
     run: Run
-    rollouts: pinned_rollouts.PinnedRollouts
+    rollouts: files.PinnedRollouts
     attempt_fingerprint: dict[str, Any]
     row: dict[str, Any]
 
@@ -174,7 +175,7 @@ def request_probe(
         if known is not None:
             return shown(session, plan.run, known), False
     with problem.present_file(f"a shard of step {body.step}"):
-        count = context.decoders.run(pinned_rollouts.count_rollouts, plan.rollouts)
+        count = context.decoders.run(files.count_rollouts, plan.rollouts)
     if body.kind == probe_kinds.DOCTOR.name and not count.with_log_probs:
         raise ProbeNotPossible(
             f"the rollouts of step {body.step} have neither rollout_log_probs nor trainer_log_probs: there is nothing "
@@ -309,7 +310,7 @@ def _insert(
     session: Session,
     principal: security.Principal,
     plan: _Plan,
-    count: pinned_rollouts.RolloutCount,
+    count: files.RolloutCount,
     wanted: Mapping[str, environments.WantedEnvironment],
 ) -> tuple[ProbeRecord, bool]:
     runs.lock_run(session, principal, plan.run.id)
@@ -334,7 +335,7 @@ def _insert(
     return shown(session, plan.run, probe), created
 
 
-def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> pinned_rollouts.PinnedRollouts:
+def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> files.PinnedRollouts:
     """Return the rollouts that a probe pinned, for a decoder. Raises TokensPurged."""
     chosen = {selected[0] for selected in probe.selection}
     shards = shards_with_tokens(session, events.StepKey(probe.run_id, probe.attempt, probe.step))
@@ -405,12 +406,10 @@ def selected_rollouts(shard: Shard) -> list[Any]:
     return [shard.shard, shard.digest]
 
 
-def pinned(
-    context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None
-) -> pinned_rollouts.PinnedRollouts:
+def pinned(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None) -> files.PinnedRollouts:
     """Return the rollouts of shards, or a sample of them, for a decoder."""
     samples = tuple(shard.sampled_rollouts for shard in shards)
-    return pinned_rollouts.PinnedRollouts(
+    return files.PinnedRollouts(
         files=tuple(context.store.file(shard.file) for shard in shards),
         max_rollouts=max_rollouts,
         samples=samples,

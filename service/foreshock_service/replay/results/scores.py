@@ -23,6 +23,7 @@ from foreshock_service.platform.database.engine import insert_if_absent, table_o
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Score, ScoreFile
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.store import removal, tokens
+from foreshock_service.replay import files
 from foreshock_service.replay.leases import (
     LeaseIdentifier,
     LeaseToken,
@@ -32,8 +33,8 @@ from foreshock_service.replay.leases import (
     hold,
     is_completed,
 )
-from foreshock_service.replay.probes import environments, jobs, pinned_rollouts, schemas, service
-from foreshock_service.replay.results import documents, files
+from foreshock_service.replay.probes import environments, jobs, schemas, service
+from foreshock_service.replay.results import documents
 from foreshock_service.runs import attempts, events
 
 router = parameters.api_router()
@@ -129,7 +130,7 @@ def store_file(
 
 
 def _check(
-    context: ServiceContext, upload: uploads.Upload, pinned: pinned_rollouts.PinnedRollouts, weights: str, file: str
+    context: ServiceContext, upload: uploads.Upload, pinned: files.PinnedRollouts, weights: str, file: str
 ) -> files.CheckedFile:
     """Check the upload in a decoder process and move it into the store, as `file`."""
     temporary = context.store.temporary_file()

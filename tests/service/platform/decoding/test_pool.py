@@ -15,8 +15,7 @@ import pytest
 
 from foreshock.errors import ConfigurationError
 from foreshock.rollouts import decode_rollouts, encode_rollouts
-from foreshock_service.platform.decoding.pool import DecoderDied, DecoderPool, DecodersBusy
-from foreshock_service.platform.decoding.turns import Turns
+from foreshock_service.platform.decoding.pool import DecoderDied, DecoderPool, DecodersBusy, Turns
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.runs.shard_decoding import PRELOAD
 from tests.service.platform.decoding.running import running_decoders

@@ -14,7 +14,7 @@ from foreshock.scorers import SCORERS, Scorer
 from foreshock.statistics_shards import FullRollouts
 from foreshock_service.maintenance.retention import purge
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.replay.probes.pinned_rollouts import RolloutCount
+from foreshock_service.replay.files import RolloutCount
 from tests.service.advancing import close_overdue
 from tests.service.sending import Sender, make_batch, problem_of, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease

@@ -13,8 +13,8 @@ from sqlalchemy import update
 from foreshock import Client
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.advice import Advice
+from foreshock_service.platform.compression import etag_of
 from foreshock_service.platform.database.tables import FoldedAdvice
-from foreshock_service.platform.etags import etag_of
 from tests.service.sending import Sender, problem_of, start_run
 from tests.service.server import RunningServer
 from tests.service.watch.advice.test_loop_inputs import LAG

@@ -1,4 +1,6 @@
-"""Files of scores: check uploads, read stored files, align them with tokens, choose among environments.
+"""Files of a probe: the rollouts that it pins, and scores: check uploads, align them, choose among environments.
+
+A probe pins all of its shards, or a sample that keeps the distribution of lengths.
 
 Scores of one scorer in two environments coexist. A step's chain takes those whose environment differs least from the
 run's, and of equally near ones the newest; the scores of other environments are compared with these.
@@ -8,7 +10,7 @@ These functions use no database; they run in a decoder process too.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock import environment, errors, rollouts, scorers
+from foreshock.digests import rollout_set_digest
 from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import BatchAttributes, sampling
 from foreshock.rollouts.parquet_files import find_scores
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import storable_json
 from foreshock_service.platform.store.tokens import StoredFile
-from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedRollouts:
+    """The token files in the order of their shards, and the size of the sample (None: all rollouts).
+
+    The file of a shard that was sent as statistics begins with a sample, whose size is in `samples`; rollouts chosen
+    for their large differences follow. Only the sample is pinned. `unstored` counts the shards' other rollouts.
+    """
+
+    files: tuple[StoredFile, ...]
+    max_rollouts: int | None
+    samples: tuple[int | None, ...] = ()
+    unstored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCount:
+    """Numbers of rollouts and response tokens, and the digest of the sample ids; `of_rollouts` counts whole shards.
+
+    `attributes` are those of the batch. `with_log_probs`: log-probs of the engine or the trainer were logged.
+    """
+
+    rollouts: int
+    tokens: int
+    rollout_set_digest: str
+    of_rollouts: int
+    attributes: BatchAttributes
+    with_log_probs: bool
+
+
+def read_rollouts(pinned: PinnedRollouts) -> rollouts.RolloutBatch:
+    """Return the pinned rollouts in the order of their shards."""
+    batches = []
+    for file, sample in zip(pinned.files, pinned.samples or [None] * len(pinned.files), strict=True):
+        batch = rollouts.decode_rollouts(file.read_bytes(), stored_limits())
+        batches.append(batch if sample is None else batch.select(range(sample)))
+    batch = rollouts.RolloutBatch.concat(batches)
+    if pinned.max_rollouts is None or pinned.max_rollouts >= batch.num_rollouts:
+        return batch
+    return batch.select(sampling.select_rollouts(batch.sample_ids, batch.response_lengths, pinned.max_rollouts))
+
+
+def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
+    """Count the pinned rollouts.
+
+    Raises InvalidRolloutsError if two shards have the same sample id: their scores could not be distinguished.
+    """
+    everything = read_rollouts(replace(pinned, max_rollouts=None))
+    if len(set(everything.sample_ids)) != everything.num_rollouts:
+        raise errors.InvalidRolloutsError("two shards of the step have the same sample_id", column="sample_id")
+    batch = read_rollouts(pinned)
+    return RolloutCount(
+        rollouts=batch.num_rollouts,
+        tokens=batch.num_tokens,
+        rollout_set_digest=rollout_set_digest(batch.sample_ids),
+        of_rollouts=everything.num_rollouts + pinned.unstored,
+        attributes=batch.attributes,
+        with_log_probs=batch.rollout_log_probs is not None or batch.trainer_log_probs is not None,
+    )
+
+
+def write_rollouts(pinned: PinnedRollouts, target: Path) -> None:
+    """Write the pinned rollouts as one Parquet file."""
+    target.write_bytes(rollouts.encode_rollouts(read_rollouts(pinned)))
 
 
 @dataclass(frozen=True, slots=True)
