@@ -311,12 +311,9 @@ def fail_job(
         return  # A repeated request: the first answer was lost.
     check_held(lease, job, body.token)
     now = database_now_us(session)
-    outcome = transitions.Outcome(body.kind)
-    if outcome is transitions.Outcome.RETRY:
-        transitions.give_back(job, lease, outcome, body.reason, now, context.settings.probe_tries)
-        return
-    transitions.end(job, lease, outcome, body.reason, now)
-    service.end_jobs(session, jobs, f"the probe has ended: {body.reason}", transitions.JobState(job.state))
+    transitions.fail(job, lease, transitions.Outcome(body.kind), body.reason, now, context.settings.probe_tries)
+    if body.kind != "retry":
+        service.end_jobs(session, jobs, f"the probe has ended: {body.reason}", transitions.JobState(job.state))
 
 
 def hold(session: Session, principal: security.Principal, lease_id: str, token: int) -> tuple[Lease, ProbeJob, Probe]:
@@ -390,7 +387,7 @@ def _expire_overdue(session: Session, context: ServiceContext) -> int:
             job = session.get_one(ProbeJob, job_id, populate_existing=True)
             lease = session.get_one(Lease, job.lease_id)
             reason = f"lease expired: no heartbeat for {settings.lease_seconds:g} s"
-            transitions.give_back(job, lease, transitions.Outcome.EXPIRED, reason, now, settings.probe_tries)
+            transitions.fail(job, lease, transitions.Outcome.EXPIRED, reason, now, settings.probe_tries)
     session.flush()
     return len(overdue)
 

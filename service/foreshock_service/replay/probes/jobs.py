@@ -52,6 +52,17 @@ ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.SKIPPED})
 FAILURES = (Outcome.RETRY, Outcome.FINAL, Outcome.EXPIRED)
 
 
+HEAD_START_US = 24 * 3_600 * 1_000_000
+"""The lead of an urgent job, in microseconds of waiting."""
+
+
+class Priority(StrEnum):
+    """The priority of a job. `urgent`: the default for steps near an open alert."""
+
+    NORMAL = "normal"
+    URGENT = "urgent"
+
+
 def claim(job: ProbeJob, lease: Lease, now_us: int, duration_us: int, environment: str | None) -> None:
     """Give the queued job to the lease's worker until `now_us + duration_us`; the lease gets the new fencing token.
 
@@ -80,48 +91,39 @@ def extend(job: ProbeJob, now_us: int, duration_us: int) -> int:
     return job.lease_expires_at_us
 
 
-def complete(job: ProbeJob, lease: Lease, now_us: int) -> None:
-    """End the job as done: the scores uploaded under its newest token count."""
-    _end_lease(job, lease, Outcome.COMPLETED)
-    _end_job(job, JobState.DONE, None, now_us)
-
-
-def give_back(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str, now_us: int, most_tries: int) -> None:
-    """Queue the job again after a try that failed or expired; after the last try, fail it."""
-    _end_lease(job, lease, outcome)
-    job.reasons = [*job.reasons, _reason_of_try(lease, reason)]
-    if job.tries >= most_tries:
-        _end_job(job, JobState.FAILED, _short(f"given up after {job.tries} tries; last: {reason}"), now_us)
-        return
-    # `queued_at_us` and `rank_us` stay: the job keeps its place in the queue.
-    job.state = JobState.QUEUED
-    job.worker = None
-
-
-def end(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str, now_us: int) -> None:
-    """End a job that another try cannot do: FINAL fails it, SKIPPED means that its weights are gone."""
-    _end_lease(job, lease, outcome)
-    job.reasons = [*job.reasons, _reason_of_try(lease, reason)]
-    _end_job(job, JobState.SKIPPED if outcome is Outcome.SKIPPED else JobState.FAILED, _short(reason), now_us)
-
-
-def cancel(job: ProbeJob, lease: Lease | None, state: JobState, reason: str, now_us: int) -> None:
-    """End an unfinished job because its probe has ended; its holder is fenced off."""
+def end(
+    job: ProbeJob, lease: Lease | None, outcome: Outcome, state: JobState, now_us: int, reason: str | None = None
+) -> None:
+    """End a job and its lease (None: it is not leased), whose holder is fenced off."""
     if lease is not None:
-        _end_lease(job, lease, Outcome.CANCELLED)
-    _end_job(job, state, _short(reason), now_us)
+        lease.outcome = outcome
+    job.lease_id = job.lease_expires_at_us = None
+    job.state, job.finished_at_us = state, now_us
+    job.reason = None if reason is None else _short(reason)
+
+
+def fail(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str, now_us: int, most_tries: int) -> None:
+    """Record a try that failed or expired. RETRY, EXPIRED: queue the job again, unless it was the last try.
+
+    Another try cannot do the job if the outcome is FINAL, or SKIPPED: its weights are gone.
+    """
+    job.reasons = [*job.reasons, _short(f"try {lease.token} on {lease.worker}: {reason}")]
+    if outcome not in (Outcome.RETRY, Outcome.EXPIRED):
+        state = JobState.SKIPPED if outcome is Outcome.SKIPPED else JobState.FAILED
+        end(job, lease, outcome, state, now_us, reason)
+    elif job.tries >= most_tries:
+        end(job, lease, outcome, JobState.FAILED, now_us, f"given up after {job.tries} tries; last: {reason}")
+    else:
+        # `queued_at_us` and `rank_us` stay: the job keeps its place in the queue.
+        job.state, lease.outcome = JobState.QUEUED, outcome
+        job.worker = job.lease_id = job.lease_expires_at_us = None
 
 
 def requeue(job: ProbeJob, now_us: int) -> None:
     """Queue an ended job again with all its tries. The fencing token keeps counting."""
-    job.state = JobState.QUEUED
-    job.tries = 0
-    job.reason = None
-    job.worker = None
-    job.environment = None
-    job.queued_at_us = now_us
-    job.rank_us = _rank_us(now_us, job.priority)
-    job.finished_at_us = None
+    job.state, job.tries = JobState.QUEUED, 0
+    job.reason = job.worker = job.environment = job.finished_at_us = None
+    job.queued_at_us, job.rank_us = now_us, _rank_us(now_us, job.priority)
 
 
 def state_of_probe(jobs: list[ProbeJob]) -> tuple[JobState, str | None]:
@@ -135,35 +137,8 @@ def state_of_probe(jobs: list[ProbeJob]) -> tuple[JobState, str | None]:
     return (JobState.QUEUED if states == {JobState.QUEUED} else JobState.RUNNING), None
 
 
-def _end_lease(job: ProbeJob, lease: Lease, outcome: Outcome) -> None:
-    lease.outcome = outcome
-    job.lease_id = None
-    job.lease_expires_at_us = None
-
-
-def _end_job(job: ProbeJob, state: JobState, reason: str | None, now_us: int) -> None:
-    job.state = state
-    job.reason = reason
-    job.finished_at_us = now_us
-
-
-def _reason_of_try(lease: Lease, reason: str) -> str:
-    return _short(f"try {lease.token} on {lease.worker}: {reason}")
-
-
 def _short(text: str) -> str:
     return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
-
-
-HEAD_START_US = 24 * 3_600 * 1_000_000
-"""The lead of an urgent job, in microseconds of waiting."""
-
-
-class Priority(StrEnum):
-    """The priority of a job. `urgent`: the default for steps near an open alert."""
-
-    NORMAL = "normal"
-    URGENT = "urgent"
 
 
 def _rank_us(queued_at_us: int, priority: str) -> int:

@@ -382,7 +382,8 @@ def end_jobs(
     leases = {lease.id: lease for lease in session.scalars(select(Lease).where(Lease.id.in_(held)))} if held else {}
     now = database_now_us(session)
     for job in unfinished:
-        transitions.cancel(job, leases.get(job.lease_id or ""), state, reason, now)
+        lease = leases.get(job.lease_id or "")
+        transitions.end(job, lease, transitions.Outcome.CANCELLED, state, now, reason)
     session.flush()
     return unfinished
 

@@ -54,4 +54,4 @@ def publish_job(
         kind.publish(session, job, probe, token, now)
     if scores.publish_scores(session, lease, job, probe, now):
         context.events.publish(session, ScoresPublished(probe.run_id, probe.attempt, probe.step, now))
-    jobs.complete(job, lease, now)
+    jobs.end(job, lease, jobs.Outcome.COMPLETED, jobs.JobState.DONE, now)

@@ -5,8 +5,6 @@ try never count for the next one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -48,21 +46,6 @@ class WrongFingerprint(problem.ProblemError, status=422, problem_type="wrong-fin
     """A fingerprint has other weights than the job."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreAddress:
-    """The address of an upload: its scorer and variant, and the lease and token under which it is sent."""
-
-    lease_id: str
-    token: int
-    scorer: str
-    variant: str
-
-    @property
-    def name(self) -> str:
-        """`vllm.prefill`, or `vllm.prefill@rebatched`."""
-        return scorers.score_name(self.scorer, self.variant)
-
-
 @router.put(
     "/v1/leases/{lease}/scores",
     tags=["leases"],
@@ -81,26 +64,28 @@ async def put_scores(
     variant: Annotated[schemas.VariantName, Query()] = "",
 ) -> UploadReceipt:
     """Store a scorer's log-probs: 201 if they are new, 200 for the same bytes, 409 for other bytes."""
-    address = ScoreAddress(lease, token, scorer, variant)
-    await run_in_threadpool(check_address, context, principal, address)
+    key = (scorer, variant)
+    await run_in_threadpool(_check_asked, context, principal, lease, token, key)
     most_bytes = context.settings.max_body_bytes
     async with uploads.received_upload(request, context.uploads, context.store, most_bytes) as upload:
-        receipt = await context.uploads.run(store_file, context, principal, address, upload)
+        receipt = await context.uploads.run(_store, context, principal, lease, token, key, upload)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt
 
 
-def check_address(context: ServiceContext, principal: security.Principal, address: ScoreAddress) -> None:
-    """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, ResultNotAsked."""
+def _check_asked(
+    context: ServiceContext, principal: security.Principal, lease_id: str, token: int, key: tuple[str, str]
+) -> None:
+    """Check before the body is read. Raises LeaseNotFound, LeaseLost, ResultNotAsked."""
     with context.database.read() as session:
-        lease, job, _ = find_lease(session, principal, address.lease_id)
-        if not is_completed(lease, address.token):
-            check_held(lease, job, address.token)
+        lease, job, _ = find_lease(session, principal, lease_id)
+        if not is_completed(lease, token):
+            check_held(lease, job, token)
         asked = _asked(job)
-    if (address.scorer, address.variant) not in asked:
-        names = ", ".join(scorers.score_name(*key) for key in asked) or "no scores"
-        raise documents.ResultNotAsked(f"this job requests {names}, got {address.name}")
+    if key not in asked:
+        names = ", ".join(scorers.score_name(*each) for each in asked) or "no scores"
+        raise documents.ResultNotAsked(f"this job requests {names}, got {scorers.score_name(*key)}")
 
 
 def _asked(job: ProbeJob) -> list[tuple[str, str]]:
@@ -108,24 +93,58 @@ def _asked(job: ProbeJob) -> list[tuple[str, str]]:
     return sorted((each["scorer"], each["variant"]) for each in jobs.scored_by(job))
 
 
-def store_file(
-    context: ServiceContext, principal: security.Principal, address: ScoreAddress, upload: uploads.Upload
+def _store(
+    context: ServiceContext,
+    principal: security.Principal,
+    lease_id: str,
+    token: int,
+    key: tuple[str, str],
+    upload: uploads.Upload,
 ) -> UploadReceipt:
     """Store a received body as a file, once.
 
     Stores nothing and raises InvalidRolloutsError naming row and column, WrongFingerprint, ResultConflict or LeaseLost.
     """
+
+    def stored(session: Session, job: ProbeJob) -> UploadReceipt | None:
+        row = session.get(ScoreFile, (job.id, token, *key))
+        if row is not None and row.digest != upload.digest:
+            raise ResultConflict(f"{key[0]} has other bytes stored ({row.digest}): they are immutable")
+        if row is None:
+            return None
+        return UploadReceipt(status="duplicate", digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
+
     with context.database.read() as session:
-        lease, job, probe = find_lease(session, principal, address.lease_id)
-        stored = _stored(address, session, job, upload)
-        if stored is not None:
-            return stored
-        check_held(lease, job, address.token)
+        lease, job, probe = find_lease(session, principal, lease_id)
+        if (known := stored(session, job)) is not None:
+            return known
+        check_held(lease, job, token)
         pinned = service.rollouts_of_probe(context, session, probe)
-        file = tokens.score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
-        weights = str(probe.checkpoint["digest"])
-    checked = _check(context, upload, pinned, weights, file)
-    commit = partial(_commit, principal, address, upload, file, checked)
+    file = tokens.score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
+    checked = _check(context, upload, pinned, str(probe.checkpoint["digest"]), file)
+
+    def commit(session: Session) -> UploadReceipt:
+        """Add the catalogue row, unless this or another upload of the score was committed meanwhile."""
+        _, job, _ = hold(session, principal, lease_id, token)
+        if (known := stored(session, job)) is not None:
+            return known
+        removal.check_not_taken(session, [file])
+        sizes = {"rollouts": checked.rollouts, "tokens": checked.tokens}
+        row = {
+            "job_id": job.id,
+            "token": token,
+            "scorer": key[0],
+            "variant": key[1],
+            "digest": upload.digest,
+            "body_bytes": upload.size,
+            "file": file,
+            **sizes,
+            "fingerprint_digest": checked.fingerprint.digest(),
+            "fingerprint": checked.fingerprint.to_dict(),
+        }
+        insert_if_absent(session, ScoreFile, row)
+        return UploadReceipt(status="stored", digest=upload.digest, **sizes)
+
     return uploads.commit_file(context.database, context.store, file, commit)
 
 
@@ -149,47 +168,6 @@ def _check(
     return checked
 
 
-def _commit(
-    principal: security.Principal,
-    address: ScoreAddress,
-    upload: uploads.Upload,
-    file: str,
-    checked: files.CheckedFile,
-    session: Session,
-) -> UploadReceipt:
-    """Add the catalogue row, unless this or another upload of the score was committed meanwhile."""
-    _, job, _ = hold(session, principal, address.lease_id, address.token)
-    stored = _stored(address, session, job, upload)
-    if stored is not None:
-        return stored
-    removal.check_not_taken(session, [file])
-    row = {
-        "job_id": job.id,
-        "token": address.token,
-        "scorer": address.scorer,
-        "variant": address.variant,
-        "digest": upload.digest,
-        "body_bytes": upload.size,
-        "file": file,
-        "rollouts": checked.rollouts,
-        "tokens": checked.tokens,
-        "fingerprint_digest": checked.fingerprint.digest(),
-        "fingerprint": checked.fingerprint.to_dict(),
-    }
-    insert_if_absent(session, ScoreFile, row)
-    return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
-
-
-def _stored(address: ScoreAddress, session: Session, job: ProbeJob, upload: uploads.Upload) -> UploadReceipt | None:
-    """Return the receipt of the file already stored at this address; raises ResultConflict for other bytes."""
-    row = session.get(ScoreFile, (job.id, address.token, address.scorer, address.variant))
-    if row is None:
-        return None
-    if row.digest != upload.digest:
-        raise ResultConflict(f"{address.scorer} has other bytes stored ({row.digest}): they are immutable")
-    return UploadReceipt(status="duplicate", digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
-
-
 def publish_scores(session: Session, lease: Lease, job: ProbeJob, probe: Probe, now_us: int) -> bool:
     """Publish the scores of a try and return whether there are any. Raises ResultIncomplete.
 
@@ -202,27 +180,12 @@ def publish_scores(session: Session, lease: Lease, job: ProbeJob, probe: Probe, 
     if missing is not None:
         name = scorers.score_name(*missing)
         raise documents.ResultIncomplete(f"{name} has no values: send them, then complete")
-    rows = [
-        {
-            "run_id": probe.run_id,
-            "attempt": probe.attempt,
-            "step": probe.step,
-            "rollout_set_digest": probe.rollout_set_digest,
-            "scorer": file.scorer,
-            "variant": file.variant,
-            "fingerprint_digest": file.fingerprint_digest,
-            "fingerprint": file.fingerprint,
-            "job_id": job.id,
-            "token": lease.token,
-            "accelerator": lease.accelerator,
-            "device_name": lease.device_name,
-            "rollouts": probe.rollouts,
-            "tokens": probe.tokens,
-            "from_sample": probe.from_sample,
-            "published_at_us": now_us,
-        }
-        for file in map(of_keys.__getitem__, asked)
-    ]
+    of_probe = ("run_id", "attempt", "step", "rollout_set_digest", "rollouts", "tokens", "from_sample")
+    shared = {name: getattr(probe, name) for name in of_probe}
+    shared |= {"job_id": job.id, "published_at_us": now_us}
+    shared |= {name: getattr(lease, name) for name in ("token", "accelerator", "device_name")}
+    of_file = ("scorer", "variant", "fingerprint_digest", "fingerprint")
+    rows = [{**shared, **{name: getattr(of_keys[key], name) for name in of_file}} for key in asked]
     upsert(session, Score, rows, [column.name for column in table_of(Score).primary_key])
     return bool(rows)
 
