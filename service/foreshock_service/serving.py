@@ -13,7 +13,6 @@ import threading
 import time
 from http.client import HTTPConnection, HTTPException
 from importlib.metadata import version
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -118,7 +117,7 @@ def _run(settings: Settings, port: int) -> None:
     threading.Thread(target=_report_listening, args=(settings.host, port), daemon=True).start()
     # uvicorn raises the signal again once it has stopped, for the previous handler.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit)
+        signal.signal(number, lambda *_: sys.exit(0))
     uvicorn.run(
         "foreshock_service.serving:application",
         factory=True,
@@ -160,17 +159,6 @@ def _report_listening(host: str, port: int) -> None:
                 print("Foreshock is ready", flush=True)
             waited_for = waits
         time.sleep(0.05 if waited_for is None else _READY_POLL_SECONDS)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
-
-
-def _make_bootstrap_key(session: Session, secret: str) -> None:
-    # A secret that was rotated away must not become a key again.
-    if not security.was_ever_a_secret(session, secret):
-        key = security.create_key(session, secret, "bootstrap", None, {security.Scope.ADMIN})
-        audit.record(session, security.SERVICE, "key.create", key.id, after=security.describe(key))
 
 
 def application() -> FastAPI:
@@ -218,7 +206,14 @@ def prepare_keys(settings: Settings) -> None:
     try:
         if settings.bootstrap_key is not None:
             secret = settings.bootstrap_key.get_secret_value()
-            database.write(lambda session: _make_bootstrap_key(session, secret))
+
+            def make(session: Session) -> None:
+                # A secret that was rotated away must not become a key again.
+                if not security.was_ever_a_secret(session, secret):
+                    key = security.create_key(session, secret, "bootstrap", None, {security.Scope.ADMIN})
+                    audit.record(session, security.SERVICE, "key.create", key.id, after=security.describe(key))
+
+            database.write(make)
         with database.read() as session:
             guarded = security.keys_exist(session)
     finally:

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -124,36 +123,23 @@ async def livez() -> Liveness:
 )
 async def readyz(context: Context, response: Response) -> service.ReadinessRecord:
     """Check that the database can be written and is migrated, the token store too, and that the decoders started."""
-    readiness = await check_readiness(context)
-    if not readiness.ready:
-        response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE
-    return readiness
 
+    def check_migrated() -> None:
+        with context.database.read() as session:
+            has = current_revision(session.connection())
+        if has != newest_revision():
+            raise RuntimeError(f"the database has revision {has}, this release requires {newest_revision()}")
 
-async def check_readiness(context: ServiceContext) -> service.ReadinessRecord:
-    """Return the outcome of every check; they run side by side and take CHECK_SECONDS at most."""
-    database, migrations, token_store = await asyncio.gather(
-        _outcome(context, context.database.check_writable),
-        _outcome(context, partial(_check_migrated, context)),
-        _outcome(context, context.store.check_writable),
-    )
-    checks = {
-        "database": database,
-        "migrations": migrations,
-        "token_store": token_store,
-        "decoders": context.decoders.state,
-    }
+    # The checks run side by side, and take CHECK_SECONDS at most.
+    tried = (context.database.check_writable, check_migrated, context.store.check_writable)
+    outcomes = await asyncio.gather(*(_outcome(context, check) for check in tried))
+    checks = dict(zip(("database", "migrations", "token_store"), outcomes, strict=True))
+    checks["decoders"] = context.decoders.state
     ready = all(outcome == "ok" for outcome in checks.values())
-    return service.ReadinessRecord(
-        ready=ready, checks=checks, details={"token_pass": context.decoders.token_pass or "not known yet"}
-    )
-
-
-def _check_migrated(context: ServiceContext) -> None:
-    with context.database.read() as session:
-        has = current_revision(session.connection())
-    if has != newest_revision():
-        raise RuntimeError(f"the database has revision {has}, this release requires {newest_revision()}")
+    if not ready:
+        response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE
+    details = {"token_pass": context.decoders.token_pass or "not known yet"}
+    return service.ReadinessRecord(ready=ready, checks=checks, details=details)
 
 
 async def _outcome(context: ServiceContext, check: Callable[[], None]) -> str:

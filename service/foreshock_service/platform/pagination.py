@@ -47,14 +47,12 @@ def decode_cursor(cursor: str, shape: tuple[type, ...]) -> CursorKey:
     except (binascii.Error, ValueError) as error:
         raise InvalidCursor("the cursor is not from this list: start without a cursor") from error
     fits = isinstance(parts, list) and [type(part) for part in parts] == list(shape)
-    if not fits or not all(map(_can_be_a_parameter, parts)):
+    # Both databases must accept the values as parameters.
+    if not fits or not all(
+        abs(part) <= LARGEST_INTEGER if isinstance(part, int) else is_storable_text(part) for part in parts
+    ):
         raise InvalidCursor("the cursor is not from this list: start without a cursor")
     return tuple(parts)
-
-
-def _can_be_a_parameter(part: str | int) -> bool:
-    """Return whether both databases accept the value as a parameter."""
-    return abs(part) <= LARGEST_INTEGER if isinstance(part, int) else is_storable_text(part)
 
 
 def page_of(rows: Sequence[Item], limit: int, key_of: Callable[[Item], CursorKey]) -> Page[Item]:

@@ -49,12 +49,7 @@ def end_with_parent() -> None:
     """
     parent = parent_process()
     if parent is not None:
-        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_after(parent: int) -> None:
-    connection.wait([parent])
-    os._exit(1)
+        threading.Thread(target=lambda: (connection.wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 _YOUNG_OBJECTS = 20_000

@@ -72,38 +72,38 @@ class _Decoder:
         self._settings = settings
         self._preload = tuple(preload)
         self._executor: ProcessPoolExecutor | None = None
-        self._started: worker.StartedDecoder | None = None
-        self._tasks = 0
+        self._tasks = self._grown = 0
+        self._token_pass = ""
 
-    def start(self) -> worker.StartedDecoder:
-        """Start the process unless it runs, and wait until it is ready. Raises BrokenProcessPool."""
+    def start(self) -> str:
+        """Start the process unless it runs, and return its token pass once it is ready. Raises BrokenProcessPool."""
         if self._executor is None:
             for name, value in _ALLOCATORS.items():
                 os.environ.setdefault(name, value)
             spawning = multiprocessing.get_context("spawn")
             arguments = (self._settings.token_pass, self._preload)
             self._executor = ProcessPoolExecutor(1, spawning, worker.prepare_process, arguments)
-            self._tasks = 0
-        if self._started is None:
-            self._started = self._executor.submit(worker.report_start).result()
-        return self._started
+            self._tasks = self._grown = 0
+        if not self._token_pass:
+            self._token_pass = self._executor.submit(worker.report_token_pass).result()
+        return self._token_pass
 
     def run(self, task: Callable[[], Result]) -> Result:
         """Return the result of the task, or raise its error. Raises BrokenProcessPool if the process dies."""
         settings = self._settings
         try:
-            started = self.start()
+            self.start()
             assert self._executor is not None
             self._tasks += 1
-            running = self._executor.submit(
-                worker.run_task, settings.decode_timeout_seconds, settings.decode_memory_bytes, task
-            )
             try:
-                return running.result()
+                result, grown = self._executor.submit(
+                    worker.run_task, settings.decode_timeout_seconds, settings.decode_memory_bytes, task
+                ).result()
+                self._grown += grown
+                return result
             finally:
-                grown = worker.address_space_bytes(started.pid) - started.address_space_bytes
                 # Memory that native libraries keep or leak is freed with the process.
-                if self._tasks >= RECYCLE_AFTER or grown > settings.decode_memory_bytes // 2:
+                if self._tasks >= RECYCLE_AFTER or self._grown > settings.decode_memory_bytes // 2:
                     self.stop()
         except BrokenProcessPool:
             self.stop()
@@ -113,7 +113,7 @@ class _Decoder:
         """End the process; it must have no task."""
         if self._executor is not None:
             self._executor.shutdown(wait=wait)
-        self._executor = self._started = None
+        self._executor, self._token_pass = None, ""
 
     def kill(self) -> None:
         """Kill the process, even while it starts. May be called in any thread."""
@@ -215,7 +215,7 @@ class DecoderPool:
         taken: list[_Decoder] = []
         try:
             taken.extend(self._turns.take() for _ in self._decoders)
-            passes = [decoder.start().token_pass for decoder in taken]
+            passes = [decoder.start() for decoder in taken]
         except Exception as error:
             self.state = f"failed: {type(error).__name__}"
             for decoder in taken:

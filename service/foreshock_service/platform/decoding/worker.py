@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from foreshock.installing import install_command
 from foreshock.measures.passes import compiled
@@ -45,14 +45,6 @@ def prepare_token_pass(wanted: str) -> str:
 Result = TypeVar("Result")
 
 
-class StartedDecoder(NamedTuple):
-    """A decoder that is ready: its process, its token pass, and the address space that it takes."""
-
-    pid: int
-    token_pass: str
-    address_space_bytes: int
-
-
 def decode_limits(settings: Settings) -> DecodeLimits:
     """Return the limits that a decoder checks before it decodes: those of the settings, else the library's."""
     return DecodeLimits(max_body_bytes=settings.max_body_bytes, max_tokens=settings.max_tokens)
@@ -81,32 +73,33 @@ def prepare_process(token_pass: str, preload: Sequence[str]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def report_start() -> StartedDecoder:
-    """Return what this process is, once it is prepared."""
-    return StartedDecoder(os.getpid(), _token_pass, address_space_bytes())
+def report_token_pass() -> str:
+    """Return the pass of this process, once it is prepared."""
+    return _token_pass
 
 
-def run_task(seconds: float, memory_bytes: int, task: Callable[[], Result]) -> Result:
-    """Run a task within limits on its time and on the memory that it adds to the process.
+def run_task(seconds: float, memory_bytes: int, task: Callable[[], Result]) -> tuple[Result, int]:
+    """Run a task within limits on its time and on the memory that it adds; return its result, and what it has added.
 
     After `seconds` SIGALRM kills the process, even inside native code.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = address_space_bytes() + memory_bytes
+    before = _address_space_bytes()
+    most = before + memory_bytes
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        return task()
+        return task(), _address_space_bytes() - before
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
-def address_space_bytes(pid: int | None = None) -> int:
-    """Return the address space that a process takes; 0 if it is not known."""
+def _address_space_bytes() -> int:
+    """Return the address space that this process takes; 0 if it is not known."""
     try:
-        with open(f"/proc/{pid or 'self'}/statm", encoding="ascii") as file:
+        with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0

@@ -12,28 +12,25 @@ Files with names that the service does not make are never removed.
 
 import errno
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import groupby
 from typing import Literal
 
-from sqlalchemy import delete, select, tuple_, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import FileRemoval, ProbeJob, Run, ScoreFile, Shard
-from foreshock_service.platform.store.tokens import FileName, ListedFile, TokenStore, parse_name
+from foreshock_service.platform.database.tables import FileRemoval, Probe, ProbeJob, Run, ScoreFile, Shard
+from foreshock_service.platform.store.tokens import ListedFile, TokenStore, parse_name
 
 RemovalReason = Literal["retention", "deletion", "orphan"]
 # The row of a taken orphan stays this long: no process is suspended longer between publishing a file and its commit.
 _TAKEN_SECONDS = 7 * 86_400.0
 
 _FILES_AT_ONCE = 200
-# SQLite allows 32,766 parameters of a statement.
-_FILES_LISTED_AT_ONCE = 5_000
 # In a round of the periodic task; the next round continues.
 _FILES_PER_ROUND = 5_000
 # A round ends after this many files that cannot be removed: a store that does not answer takes a minute for each.
@@ -86,11 +83,6 @@ def remove_due_files(database: Database, store: TokenStore) -> int:
     return removed
 
 
-def _waiting(session: Session, names: Sequence[str]) -> set[str]:
-    """Return which of these files wait for their removal."""
-    return set(session.scalars(select(FileRemoval.file).where(FileRemoval.file.in_(names))))
-
-
 def _settle(gone: Sequence[str], left: Sequence[str], session: Session) -> None:
     """Forget the files that are gone; try those that are left later, after all others that are due."""
     session.execute(delete(FileRemoval).where(FileRemoval.file.in_(gone)))
@@ -100,19 +92,19 @@ def _settle(gone: Sequence[str], left: Sequence[str], session: Session) -> None:
 
 def find_orphans(store: TokenStore, database: Database, grace_seconds: float) -> Iterator[ListedFile]:
     """Yield the files that no row names, older than the grace. `take_orphan` decides if one may be removed."""
-    files = store.list_files()
-    while batch := list(islice(files, _FILES_LISTED_AT_ONCE)):
-        parsed = {}
-        for file in batch:
-            name = parse_name(file.name)
-            if name is not None and file.age_seconds > grace_seconds:
-                parsed[file.name] = name
-        if parsed:
-            with database.read() as session:
-                named = files_in_catalogue(session, parsed.values())
-                # Read after the catalogue: a file that is given up meanwhile is found here.
-                named |= _waiting(session, list(parsed))
-            yield from (file for file in batch if file.name in parsed and file.name not in named)
+    files = (file for file in store.list_files() if file.age_seconds > grace_seconds and parse_name(file.name))
+    # A store lists the files of a run one after the other.
+    for run_id, of_run in groupby(files, key=lambda file: file.name.partition("/")[0]):
+        listed = list(of_run)
+        scores = select(ScoreFile.file).join(ProbeJob, ProbeJob.id == ScoreFile.job_id)
+        with database.read() as session:
+            named = set(session.scalars(select(Shard.file).where(Shard.run_id == run_id)))
+            of_probes = scores.join(Probe, Probe.id == ProbeJob.probe_id).where(Probe.run_id == run_id)
+            named.update(session.scalars(of_probes))
+            # Read after the catalogue: a file that is given up meanwhile is found here.
+            of_removals = select(FileRemoval.file).where(FileRemoval.file.startswith(f"{run_id}/", autoescape=True))
+            named.update(session.scalars(of_removals))
+        yield from (file for file in listed if file.name not in named)
 
 
 def remove_orphans(
@@ -152,8 +144,11 @@ def take_orphan(database: Database, file: ListedFile) -> bool:
         session.execute(select(Run.id).where(Run.id == name.run_id).with_for_update())
         if name.job_id is not None:
             session.execute(select(ProbeJob.id).where(ProbeJob.id == name.job_id).with_for_update())
-        if file.name in files_in_catalogue(session, [name]):
-            return False
+        of_shard = select(Shard.file).where(Shard.run_id == name.run_id, Shard.attempt == name.attempt)
+        of_job = select(ScoreFile.file).where(ScoreFile.job_id == name.job_id, ScoreFile.file == file.name)
+        for query in (of_shard.where(Shard.step == name.step, Shard.file == file.name), of_job):
+            if session.scalar(query.limit(1)) is not None:
+                return False
         give_up_files(session, [(file.name, file.size)], "orphan", _TAKEN_SECONDS)
         return True
 
@@ -162,23 +157,6 @@ def take_orphan(database: Database, file: ListedFile) -> bool:
 
 def check_not_taken(session: Session, files: Sequence[str]) -> None:
     """Raise OSError if a sweep took one of these files. For the transaction that adds their rows, under its lock."""
-    if taken := _waiting(session, files):
-        raise OSError(errno.EIO, f"older than the grace of orphans before its row was committed: {min(taken)}")
-
-
-def files_in_catalogue(session: Session, names: Iterable[FileName]) -> set[str]:
-    """Return the files that the rows of these files' steps and jobs name; by primary key, since `file` has no index."""
-    steps: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    jobs: set[str] = set()
-    for name in names:
-        if name.job_id is None:
-            steps[name.run_id].append((name.attempt, name.step))
-        else:
-            jobs.add(name.job_id)
-    found: set[str] = set()
-    place = tuple_(Shard.attempt, Shard.step)
-    for run_id, places in steps.items():
-        query = select(Shard.file).where(Shard.run_id == run_id, place >= min(places), place <= max(places))
-        found.update(session.scalars(query))
-    found.update(session.scalars(select(ScoreFile.file).where(ScoreFile.job_id.in_(jobs))))
-    return found
+    taken = session.scalar(select(FileRemoval.file).where(FileRemoval.file.in_(files)).limit(1))
+    if taken is not None:
+        raise OSError(errno.EIO, f"older than the grace of orphans before its row was committed: {taken}")

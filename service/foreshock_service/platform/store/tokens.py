@@ -33,32 +33,34 @@ if TYPE_CHECKING:
 _DIGEST_DIGITS = 16
 _NAME = re.compile(
     r"(?P<run>[\w-]+)/(?P<attempt>\d{4,})/(?P<step>\d{9,})/"
-    r"(?:(?P<shard>\d{5,})|scores/(?P<job>[\w]+))-(?P<digest>[0-9a-f]+)-(?P<upload>[0-9a-f]+)"
-    r"\.parquet",
+    r"(?:\d{5,}|scores/(?P<job>[\w]+))-[0-9a-f]+-[0-9a-f]+\.parquet",
     re.ASCII,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """The parts of a name. A file belongs either to the shard `shard` or to the job `job_id`."""
+    """The parts of a name. A file belongs to the job `job_id`, or to a shard."""
 
     run_id: str
     attempt: int
     step: int
-    shard: int | None
     job_id: str | None
-    digest: str
 
 
 def shard_file_name(run_id: str, attempt: int, step: int, shard: int, digest: str) -> str:
     """Return a new name for a shard's tokens."""
-    return f"{_folder(run_id, attempt, step)}/{shard:05d}-{_suffix(digest)}"
+    return _new_name(run_id, attempt, step, f"{shard:05d}", digest)
 
 
 def score_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: str) -> str:
     """Return a new name for scores of a job."""
-    return f"{_folder(run_id, attempt, step)}/scores/{job_id}-{_suffix(digest)}"
+    return _new_name(run_id, attempt, step, f"scores/{job_id}", digest)
+
+
+def _new_name(run_id: str, attempt: int, step: int, of: str, digest: str) -> str:
+    digits = digest.removeprefix("sha256:")[:_DIGEST_DIGITS]
+    return f"{run_id}/{attempt:04d}/{step:09d}/{of}-{digits}-{secrets.token_hex(8)}.parquet"
 
 
 def parse_name(name: str) -> FileName | None:
@@ -66,23 +68,7 @@ def parse_name(name: str) -> FileName | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    shard = found["shard"]
-    return FileName(
-        run_id=found["run"],
-        attempt=int(found["attempt"]),
-        step=int(found["step"]),
-        shard=None if shard is None else int(shard),
-        job_id=found["job"],
-        digest=found["digest"],
-    )
-
-
-def _folder(run_id: str, attempt: int, step: int) -> str:
-    return f"{run_id}/{attempt:04d}/{step:09d}"
-
-
-def _suffix(digest: str) -> str:
-    return f"{digest.removeprefix('sha256:')[:_DIGEST_DIGITS]}-{secrets.token_hex(8)}.parquet"
+    return FileName(found["run"], int(found["attempt"]), int(found["step"]), found["job"])
 
 
 _TEMPORARY_SECONDS = 3600.0

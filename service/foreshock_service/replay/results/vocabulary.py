@@ -6,6 +6,7 @@ It is sent in parts, at the first job of a run that has none. Runs of a project 
 from collections.abc import Sequence
 from typing import Annotated
 
+from cachetools import LRUCache
 from fastapi import status
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import select
@@ -54,8 +55,7 @@ def put_vocabulary(
     context.database.write(store)
 
 
-_kept: dict[tuple[str, str], Sequence[str]] = {}
-_MOST_KEPT = 4
+_kept: LRUCache[tuple[str, str], Sequence[str]] = LRUCache(4)
 
 
 def vocabulary_of_run(session: Session, run: Run) -> Sequence[str] | None:
@@ -64,8 +64,6 @@ def vocabulary_of_run(session: Session, run: Run) -> Sequence[str] | None:
         return None
     key = (run.project, run.vocabulary)
     if key not in _kept:
-        if len(_kept) >= _MOST_KEPT:
-            _kept.pop(next(iter(_kept)), None)
         _kept[key] = _texts(session, *key)
     return _kept[key]
 
