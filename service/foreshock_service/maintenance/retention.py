@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, select, update
 from sqlalchemy.orm import Session
 
 from foreshock import clock, errors
-from foreshock_service.maintenance.stored_files import jobs_of_step, maintenance_context, run_called
+from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.parameters import LARGEST_STEP
@@ -105,7 +105,7 @@ def _purge_step(context: ServiceContext, key: events.StepKey, session: Session) 
     whole = (engine.of_step(tables.Shard, key), tables.Shard.tokens_purged_at_us.is_(None))
     session.execute(update(tables.Shard).where(*whole).values(sampled_rollouts=0, **removed))
     session.execute(update(tables.Step).where(engine.of_step(tables.Step, key)).values(removed))
-    session.execute(delete(tables.ScoreFile).where(tables.ScoreFile.job_id.in_(jobs_of_step(key))))
+    session.execute(delete(tables.ScoreFile).where(_scores_of_step(key)))
     return files
 
 
@@ -151,9 +151,13 @@ def _files_of_step(session: Session, key: events.StepKey) -> list[tuple[str, int
     own = select(tables.Shard.file, tables.Shard.file_bytes).where(
         engine.of_step(tables.Shard, key), tables.Shard.tokens_purged_at_us.is_(None)
     )
-    scores = select(tables.ScoreFile.file, tables.ScoreFile.body_bytes)
-    of_jobs = scores.where(tables.ScoreFile.job_id.in_(jobs_of_step(key)))
+    of_jobs = select(tables.ScoreFile.file, tables.ScoreFile.body_bytes).where(_scores_of_step(key))
     return sorted({(name, size) for query in (own, of_jobs) for name, size in session.execute(query)})
+
+
+def _scores_of_step(key: events.StepKey) -> ColumnElement[bool]:
+    jobs = select(tables.ProbeJob.id).join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
+    return tables.ScoreFile.job_id.in_(jobs.where(engine.of_step(tables.Probe, key)))
 
 
 def retention(run: str | None, *, dry_run: bool) -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Select, or_, select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from foreshock import errors
 from foreshock_service.platform import context, uploads
-from foreshock_service.platform.database import engine, opening
-from foreshock_service.platform.database.tables import Probe, ProbeJob, Run
+from foreshock_service.platform.database import opening
+from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.decoding import pool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import open_store
@@ -46,8 +46,3 @@ def run_called(session: Session, name: str) -> Run:
     if len(runs) > 1:
         raise errors.ConfigurationError(f"more than one run is called {name}: {', '.join(run.id for run in runs)}")
     return runs[0]
-
-
-def jobs_of_step(key: events.StepKey) -> Select[str]:
-    """Return the query for the ids of the probe jobs of a step."""
-    return select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id).where(engine.of_step(Probe, key))
