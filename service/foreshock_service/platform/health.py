@@ -45,7 +45,7 @@ JOB_FAILURES = f"{PREFIX}job_failures"
 JOB_LAST_RUN = f"{PREFIX}job_last_run_timestamp_seconds"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # a registry keeps collectors by identity
 class ServiceMetrics:
     """Prometheus collector of this process's metrics. If several processes share a port, a scrape reads one of them."""
 
