@@ -230,25 +230,23 @@ def document_problems(app: FastAPI) -> None:
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _with_problems(generate())
-        return app.openapi_schema
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        document = generate()
+        schemas = document["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        schema = ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= {**schema.pop("$defs"), "ProblemDocument": schema}
+        content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+                operation["responses"]["default"] = {"description": "Any error", "content": content}
+        app.openapi_schema = document
+        return document
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _with_problems(document: dict[str, Any]) -> dict[str, Any]:
-    schemas = document["components"]["schemas"]
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
-    schema = ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas |= {**schema.pop("$defs"), "ProblemDocument": schema}
-    content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)
-            operation["responses"]["default"] = {"description": "Any error", "content": content}
-    return document
 
 
 def storage_problem(error: OSError) -> ProblemError | None:

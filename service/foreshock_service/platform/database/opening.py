@@ -140,27 +140,23 @@ def only_service(database_url: str) -> Iterator[None]:
             "or delete it, if another user made it and no service runs"
         ) from None
     try:
-        _lock(descriptor, str(url.database))
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                holder = os.pread(descriptor, 20, 0).decode("ascii", "replace") or "unknown"
+                raise ConfigurationError(
+                    f"another service (process {holder}) uses the database {url.database}: stop it first, give this "
+                    "one a database of its own with FORESHOCK_DATABASE_URL, or use PostgreSQL, which several services "
+                    "may share"
+                ) from None
+            if error.errno not in _NO_LOCKS:
+                raise
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, database: str) -> None:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace") or "unknown"
-        raise ConfigurationError(
-            f"another service (process {holder}) uses the database {database}: stop it first, give this one a database "
-            "of its own with FORESHOCK_DATABASE_URL, or use PostgreSQL, which several services may share"
-        ) from None
 
 
 def _check(database_url: str) -> str | None:

@@ -62,20 +62,10 @@ class RowOfStep:
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=-1)
 
 
-def references_attempt() -> sa.ForeignKeyConstraint:
-    """Return the foreign key of rows of an attempt."""
-    return sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"])
-
-
-def references_step() -> sa.ForeignKeyConstraint:
-    """Return the foreign key of rows of a step that has rollouts."""
-    return sa.ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"])
-
-
-def references_shard() -> sa.ForeignKeyConstraint:
-    """Return the foreign key of rows of a shard."""
-    key = ["run_id", "attempt", "step", "shard"]
-    return sa.ForeignKeyConstraint(key, [f"shards.{name}" for name in key])
+def references(table: str) -> sa.ForeignKeyConstraint:
+    """Return the foreign key of rows of an attempt, of a step with rollouts, or of a shard: of its table."""
+    key = ("run_id", "attempt", "step", "shard")[: {"attempts": 2, "steps": 3, "shards": 4}[table]]
+    return sa.ForeignKeyConstraint(key, [f"{table}.{name}" for name in key])
 
 
 class CompressedBytes(TypeDecorator[bytes]):

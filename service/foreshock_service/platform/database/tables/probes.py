@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from foreshock_service.platform.database.tables.base import Base, JsonColumn, RowOfStep, references_step
+from foreshock_service.platform.database.tables.base import Base, JsonColumn, RowOfStep, references
 
 
 class Probe(Base):
@@ -19,7 +19,7 @@ class Probe(Base):
 
     __tablename__ = "probes"
     __table_args__ = (
-        references_step(),
+        references("steps"),
         UniqueConstraint("run_id", "request_digest"),
         Index(None, "run_id", "created_at_us", "id"),
         Index(None, "created_at_us", "id"),
@@ -158,7 +158,7 @@ class Score(RowOfStep, Base):
     """A finished score of a step: which job and try made it, and so which file holds its values."""
 
     __tablename__ = "scores"
-    __table_args__ = (references_step(), Index(None, "job_id"))
+    __table_args__ = (references("steps"), Index(None, "job_id"))
 
     rollout_set_digest: Mapped[str] = mapped_column(primary_key=True)
     scorer: Mapped[str] = mapped_column(primary_key=True)
@@ -182,7 +182,7 @@ class ProbeResult(Base):
     """
 
     __tablename__ = "probe_results"
-    __table_args__ = (references_step(), Index(None, "run_id", "attempt", "step", "kind", "published_at_us"))
+    __table_args__ = (references("steps"), Index(None, "run_id", "attempt", "step", "kind", "published_at_us"))
 
     job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
     token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -199,7 +199,7 @@ class Attribution(RowOfStep, Base):
     """The attribution of a step. `stale`: scores or rollouts arrived since `document` was computed."""
 
     __tablename__ = "attributions"
-    __table_args__ = (references_step(), Index(None, "stale", "changed_at_us"))
+    __table_args__ = (references("steps"), Index(None, "stale", "changed_at_us"))
 
     stale: Mapped[bool]
     changed_at_us: Mapped[int]

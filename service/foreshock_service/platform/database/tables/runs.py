@@ -107,7 +107,7 @@ class AttemptClient(Base):
     hook of its framework warns of (NULL: nothing)."""
 
     __tablename__ = "attempt_clients"
-    __table_args__ = (base.references_attempt(), Index(None, "run_id", "seen_at_us"))
+    __table_args__ = (base.references("attempts"), Index(None, "run_id", "seen_at_us"))
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -138,7 +138,7 @@ class AnnouncedChange(base.RowOfStep, Base):
     """A change that the trainer announced; `values` has `before` and `after`, if they were given."""
 
     __tablename__ = "announced_changes"
-    __table_args__ = (base.references_attempt(),)
+    __table_args__ = (base.references("attempts"),)
 
     kind: Mapped[str] = mapped_column(primary_key=True)
     note: Mapped[str | None]
@@ -150,7 +150,7 @@ class Checkpoint(base.RowOfStep, Base):
     """Weights under a root that the worker's own configuration names; `path` is relative to it."""
 
     __tablename__ = "checkpoints"
-    __table_args__ = (base.references_attempt(),)
+    __table_args__ = (base.references("attempts"),)
 
     root: Mapped[str]
     path: Mapped[str]
@@ -171,7 +171,7 @@ class WeightsReport(Base):
     """
 
     __tablename__ = "weights_reports"
-    __table_args__ = (base.references_attempt(),)
+    __table_args__ = (base.references("attempts"),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -198,7 +198,7 @@ class Step(base.RowOfStep, Base):
 
     __tablename__ = "steps"
     __table_args__ = (
-        base.references_attempt(),
+        base.references("attempts"),
         _where("ix_steps_unfolded", "folded_shards < received_shards", "last_shard_at_us"),
         # These two hold few steps; each answer with curves lists them.
         _where(
@@ -233,7 +233,7 @@ class Shard(base.RowOfStep, Base):
     """
 
     __tablename__ = "shards"
-    __table_args__ = (base.references_step(),)
+    __table_args__ = (base.references("steps"),)
 
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     digest: Mapped[str]
@@ -259,7 +259,7 @@ class ShardStatistics(base.RowOfStep, Base):
     """
 
     __tablename__ = "shard_statistics"
-    __table_args__ = (base.references_shard(),)
+    __table_args__ = (base.references("shards"),)
 
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     comparison: Mapped[str] = mapped_column(primary_key=True)

@@ -23,7 +23,7 @@ measurements = sa.Table(
     # True if only some of the step's rollouts were compared, as in a probe of a sample.
     sa.Column("from_sample", sa.Boolean, nullable=False),
     sa.Column("computed_at_us", sa.BigInteger, nullable=False),
-    base.references_attempt(),
+    base.references("attempts"),
 )
 
 
@@ -31,7 +31,7 @@ class MeasurementStatistics(base.RowOfStep, Base):
     """The folded statistics that a measurement row was computed from; buckets and sequence measures come from them."""
 
     __tablename__ = "measurement_statistics"
-    __table_args__ = (base.references_attempt(),)
+    __table_args__ = (base.references("attempts"),)
 
     comparison: Mapped[str] = mapped_column(primary_key=True)
     statistics_version: Mapped[int]
@@ -48,7 +48,7 @@ class NewestMeasurement(Base):
     """
 
     __tablename__ = "newest_measurements"
-    __table_args__ = (base.references_attempt(),)
+    __table_args__ = (base.references("attempts"),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     comparison: Mapped[str] = mapped_column(primary_key=True)
@@ -65,7 +65,7 @@ class Scalar(base.RowOfStep, Base):
     """One value; NULL if the source reported a number that is not finite."""
 
     __tablename__ = "scalars"
-    __table_args__ = (base.references_attempt(),)
+    __table_args__ = (base.references("attempts"),)
 
     source: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -77,7 +77,7 @@ class ShardLint(base.RowOfStep, Base):
     """The evidence of one shard, and examples by check."""
 
     __tablename__ = "shard_lint"
-    __table_args__ = (base.references_shard(),)
+    __table_args__ = (base.references("shards"),)
 
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     statistics_version: Mapped[int]
@@ -93,7 +93,7 @@ class StepLint(base.RowOfStep, Base):
     """
 
     __tablename__ = "step_lint"
-    __table_args__ = (base.references_step(), sa.Index(None, "run_id", "severity"))
+    __table_args__ = (base.references("steps"), sa.Index(None, "run_id", "severity"))
 
     severity: Mapped[str | None]
     warnings: Mapped[dict[str, Any]]
@@ -136,7 +136,7 @@ class Alert(Base):
 
     __tablename__ = "alerts"
     __table_args__ = (
-        base.references_attempt(),
+        base.references("attempts"),
         sa.UniqueConstraint("run_id", "attempt", "rule", "step"),
         sa.Index(None, "run_id", "state"),
         sa.Index(None, "run_id", "version"),
@@ -199,7 +199,7 @@ class DetectorSnapshot(base.RowOfStep, Base):
 
     __tablename__ = "detector_snapshots"
     __table_args__ = (
-        base.references_attempt(),
+        base.references("attempts"),
         sa.Index(None, "run_id", "step"),
         sa.Index(None, "run_id", "milestone", "step"),
     )
@@ -278,7 +278,7 @@ class AdviceAcknowledgement(base.RowOfStep, Base):
     """The learning rate and the scale that a trainer reported for a step, and the revision of the advice it used."""
 
     __tablename__ = "advice_acknowledgements"
-    __table_args__ = (base.references_attempt(),)
+    __table_args__ = (base.references("attempts"),)
 
     revision: Mapped[int]
     applied_learning_rate: Mapped[float]
@@ -290,7 +290,7 @@ class LeverAcknowledgement(Base):
     """What a trainer last reported of a lever beside the rate: the value that it uses, or why it refuses the advice."""
 
     __tablename__ = "lever_acknowledgements"
-    __table_args__ = (base.references_attempt(),)
+    __table_args__ = (base.references("attempts"),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -306,7 +306,7 @@ class TrainerProgress(Base):
     """The newest step for which a trainer that follows the advice requested, and so received, a scale."""
 
     __tablename__ = "trainer_progress"
-    __table_args__ = (base.references_attempt(),)
+    __table_args__ = (base.references("attempts"),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
