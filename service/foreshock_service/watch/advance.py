@@ -27,7 +27,7 @@ from foreshock.api.runs import FindingSource
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.replay.attribution.service import causes_of_run
-from foreshock_service.replay.results import doctor
+from foreshock_service.replay.results import documents
 from foreshock_service.runs import diagnoses, due, findings, lint, runs, shards, steps, weights
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.failing_runs import RunIsolated, isolated, isolated_part
@@ -47,7 +47,7 @@ _TRIES = 5
 _FINDINGS: Mapping[FindingSource, findings.Read] = {
     "lint": lint.findings_of_run,
     "attribution": causes_of_run,
-    "doctor": doctor.causes_of_run,
+    "doctor": documents.causes_of_run,
     "notary": weights.findings_of_run,
 }
 

@@ -23,7 +23,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.store.tokens import ListedFile, TokenStore
+from foreshock_service.platform.store.tokens import ListedFile, TemporaryFiles
 
 _TEMPORARY = "temporary/"
 _PART_BYTES = 8 << 20
@@ -103,7 +103,7 @@ def _first_line(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFile:
-    """An object of the store."""
+    """An object of the store; its methods are those of LocalFile."""
 
     name: str
     location: ObjectLocation
@@ -125,8 +125,8 @@ class ObjectFile:
         return True
 
 
-class ObjectTokenStore(TokenStore):
-    """Files as the objects of a bucket below a prefix."""
+class ObjectTokenStore(TemporaryFiles):
+    """Files as the objects of a bucket below a prefix; its methods are those of LocalTokenStore."""
 
     def __init__(self, location: ObjectLocation, temporary_folder: Path) -> None:
         super().__init__(temporary_folder.absolute())

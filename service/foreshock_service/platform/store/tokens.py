@@ -17,18 +17,21 @@ import re
 import secrets
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from foreshock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    # Decoder processes import this module, but no settings and no database.
+    # Decoder processes import this module, but no settings, no database and, with a folder, no S3 client.
     from foreshock_service.platform.settings import Settings
+    from foreshock_service.platform.store.objects import ObjectFile, ObjectTokenStore
+
+StoredFile: TypeAlias = "LocalFile | ObjectFile"
+TokenStore: TypeAlias = "LocalTokenStore | ObjectTokenStore"
 
 _DIGEST_DIGITS = 16
 _NAME = re.compile(
@@ -75,26 +78,6 @@ _TEMPORARY_SECONDS = 3600.0
 """An older temporary file was left by a crash: no upload pauses for so long."""
 
 
-class StoredFile(Protocol):
-    """One file of the store; it may be sent to a decoder process.
-
-    Reading raises FileNotFoundError if the file is missing, and other OSErrors if the store does not answer.
-    """
-
-    @property
-    def name(self) -> str:
-        """The file's name in the store, with `/`."""
-
-    def read_bytes(self) -> bytes:
-        """Return the whole file."""
-
-    def open(self) -> BinaryIO:
-        """Open the file for reading parts of it."""
-
-    def exists(self) -> bool:
-        """Return whether the file is in the store."""
-
-
 @dataclass(frozen=True, slots=True)
 class ListedFile:
     """A file as the store lists it; `age_seconds` since it was published."""
@@ -104,38 +87,11 @@ class ListedFile:
     age_seconds: float
 
 
-class TokenStore(ABC):
-    """Files by name, relative to the store's folder or prefix, with `/`. Thread-safe.
+class TemporaryFiles:
+    """The files of uploads under way, in a folder of this machine."""
 
-    Every method that reaches the store raises OSError if it does not answer; the service answers that with 503 or 507.
-    """
-
-    def __init__(self, temporary_folder: Path) -> None:
-        self._temporary_folder = temporary_folder
-
-    @abstractmethod
-    def publish(self, temporary: Path, name: str) -> None:
-        """Give a temporary file its name, durably: after this returns, a power cut loses nothing."""
-
-    @abstractmethod
-    def file(self, name: str) -> StoredFile:
-        """Return the file of a name, which need not exist; raises ValueError for a name outside the store."""
-
-    @abstractmethod
-    def remove(self, name: str) -> None:
-        """Delete a file if it exists."""
-
-    @abstractmethod
-    def list_files(self) -> Iterator[ListedFile]:
-        """Yield every file of the store except temporary ones, sorted within a folder."""
-
-    @abstractmethod
-    def check_exists(self) -> None:
-        """Raise ConfigurationError unless the folder or the bucket is there."""
-
-    @abstractmethod
-    def check_writable(self) -> None:
-        """Raise OSError unless a file can be written."""
+    def __init__(self, folder: Path) -> None:
+        self._temporary_folder = folder
 
     def temporary_file(self) -> Path:
         """Return a new, empty file on this machine that only this user may read. The caller publishes or deletes it."""
@@ -162,30 +118,39 @@ _PUBLISH_TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file of a local folder."""
+    """A file of a local folder; `name` is its name in the store, with `/`. It may be sent to a decoder process.
+
+    Reading raises FileNotFoundError if the file is missing, and other OSErrors if the store does not answer.
+    """
 
     name: str
     path: Path
 
     def read_bytes(self) -> bytes:
+        """Return the whole file."""
         return self.path.read_bytes()
 
     def open(self) -> BinaryIO:
+        """Open the file for reading parts of it."""
         return self.path.open("rb")
 
     def exists(self) -> bool:
+        """Return whether the file is in the store."""
         return self.path.exists()
 
 
-class LocalTokenStore(TokenStore):
-    """Files below one folder."""
+class LocalTokenStore(TemporaryFiles):
+    """Files below one folder by name, relative to it, with `/`. Thread-safe.
+
+    Every method that reaches the store raises OSError if it does not answer; the service answers that with 503 or 507.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         super().__init__(self.root / _TEMPORARY)
 
     def publish(self, temporary: Path, name: str) -> None:
-        """Sync a temporary file, give it its name, and sync its folders."""
+        """Give a temporary file its name, durably: after this returns, a power cut loses nothing."""
         # Synced before the rename, because the name may belong to an equal file that a row names already.
         _sync(temporary)
         final = self.path_of(name)
@@ -210,6 +175,7 @@ class LocalTokenStore(TokenStore):
         return self.root / name
 
     def file(self, name: str) -> LocalFile:
+        """Return the file of a name, which need not exist; raises ValueError for a name outside the store."""
         return LocalFile(name, self.path_of(name))
 
     def remove(self, name: str) -> None:
@@ -221,13 +187,16 @@ class LocalTokenStore(TokenStore):
                 (self.root / folder).rmdir()
 
     def list_files(self) -> Iterator[ListedFile]:
+        """Yield every file of the store except temporary ones, sorted within a folder."""
         yield from self._list("", time.time())
 
     def check_exists(self) -> None:
+        """Raise ConfigurationError unless the folder is there."""
         if not self.root.is_dir():
             raise ConfigurationError(f"there is no token store {self.root}: FORESHOCK_STORE_URL must be the service's")
 
     def check_writable(self) -> None:
+        """Raise OSError unless a file can be written."""
         probe = self.temporary_file()
         try:
             probe.write_bytes(b"foreshock")
@@ -266,7 +235,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_store(settings: "Settings") -> TokenStore:
+def open_store(settings: "Settings") -> "TokenStore":
     """Return the store of FORESHOCK_STORE_URL; raises ConfigurationError if that is neither a folder nor `s3://…`."""
     if settings.store_is_folder:
         return LocalTokenStore(settings.store_folder)

@@ -1,10 +1,10 @@
 """The errors of all kinds of results, and results that are one JSON document: stored by try, published with the job.
 
 Documents of all kinds are rows of one table. A document that is sent again replaces the first one. `DOCUMENTS` has a
-row for each kind; `doctor.py` reads the reports of the doctor.
+row for each kind.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -14,6 +14,8 @@ from sqlalchemy.orm import Session
 
 from foreshock import comparisons, layer_divergence, probe_kinds, routing, scorers
 from foreshock.api import doctor, records, replays, runs
+from foreshock.diagnosis.wording import as_sentence
+from foreshock.doctor.findings import explained, fix_of
 from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.intervals import Interval
 from foreshock_service.platform import parameters, problem, security
@@ -22,7 +24,7 @@ from foreshock_service.platform.database.engine import of_step, upsert
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
 from foreshock_service.replay.leases import LeaseIdentifier, LeaseToken, hold
 from foreshock_service.replay.probes.schemas import PairKey
-from foreshock_service.runs import attempts, events
+from foreshock_service.runs import attempts, events, findings, weights
 from foreshock_service.runs.due import mark
 
 router = parameters.api_router(prefix="/v1")
@@ -33,6 +35,8 @@ MOST_LAYERS = 1_000
 MOST_FINDINGS = 32
 MOST_VARIANTS = 4_000
 _LONGEST_TEXT = 2_000
+_MOST_STEPS = 200
+"""The newest reports of a run, which are read for its causes."""
 
 
 class ResultNotAsked(problem.ProblemError, status=422, problem_type="result-not-asked"):
@@ -338,3 +342,66 @@ def read_routing(asked: attempts.StepOfRequest) -> RoutingStepRecord:
 
 def _step(key: events.StepKey) -> dict[str, Any]:
     return {"run": key.run_id, "attempt": key.attempt, "step": key.step}
+
+
+@router.get("/runs/{run}/steps/{step}/doctor", tags=["doctor"])
+def read_report(asked: attempts.StepOfRequest) -> doctor.DoctorStepRecord:
+    """Return the newest report of the doctor on a step: found, tried and not named, not tried, and the price.
+
+    404 `result-not-found`: the step was not examined; request a probe of the kind `doctor`.
+    """
+    _, found = DOCTOR.of_step(asked)
+    with asked.context.database.read() as session:
+        return report_record(session, *found[0])
+
+
+def report_record(session: Session, row: ProbeResult, probe: Probe) -> doctor.DoctorStepRecord:
+    """Return a stored report as it is shown."""
+    return doctor.DoctorStepRecord(
+        run=row.run_id,
+        attempt=row.attempt,
+        step=row.step,
+        probe=probe.id,
+        from_sample=probe.from_sample,
+        published_at_us=row.published_at_us or 0,
+        report=records.parse(doctor.DoctorReport, row.document),
+        checksums=weights.checksums_of_step(session, events.StepKey(row.run_id, row.attempt, row.step)),
+    )
+
+
+def causes_of_run(session: Session, run_id: str) -> list[findings.Finding]:
+    """Return the causes named by the newest reports of active steps, each with its newest sentence."""
+    query = (
+        DOCTOR.published(ProbeResult.run_id == run_id)
+        .order_by(None)
+        .order_by(ProbeResult.step.desc(), ProbeResult.published_at_us.desc(), ProbeResult.job_id)
+    )
+    reports: dict[int, tuple[Mapping[str, object], tuple[str, ...]]] = {}
+    for row in session.scalars(query.limit(_MOST_STEPS)):
+        key = events.StepKey(run_id, row.attempt, row.step)
+        if attempts.is_active(session, key):
+            reports.setdefault(row.step, (row.document, weights.checksums_of_step(session, key)))
+    return findings.newest_of_steps(
+        (step, [_finding(cause, checksums) for cause in records.parse(doctor.DoctorReport, document).causes])
+        for step, (document, checksums) in reports.items()
+    )
+
+
+def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.Finding:
+    sentence = ": ".join(filter(None, (cause.sentence, explained(cause))))
+    if cause.side == "rollout" and checksums:
+        sentence += f"; checksums: {' '.join(checksums)}"
+    return findings.Finding(
+        name=f"{cause.cause}/{cause.side}",
+        severity="info",
+        title=cause.sentence.rstrip("."),
+        sentence=as_sentence(sentence),
+        remedy=fix_of(cause) or None,
+        confidence=runs.ConfidenceRecord(share=cause.share, low=cause.share_low, high=cause.share_high),
+    )
+
+
+def newest_report(session: Session, *of: ColumnElement[bool]) -> doctor.DoctorStepRecord | None:
+    """Return the newest published report for which these conditions on its row hold."""
+    found = session.execute(DOCTOR.published(*of).limit(1)).first()
+    return None if found is None else report_record(session, *found)

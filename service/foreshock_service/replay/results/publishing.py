@@ -10,12 +10,12 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.replay import leases
 from foreshock_service.replay.probes import jobs
-from foreshock_service.replay.results import doctor, documents, scores, vocabulary
+from foreshock_service.replay.results import documents, scores, vocabulary
 from foreshock_service.runs import events
 
 router = parameters.api_router()
 # As routes, not as a router: FastAPI 0.165 keeps included routers apart, and `api_routes` has each route.
-router.routes.extend([route for each in (scores, vocabulary, documents, doctor) for route in each.router.routes])
+router.routes.extend([route for each in (scores, vocabulary, documents) for route in each.router.routes])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.database.tables import ProbeResult
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.replay.probes.service import find_checkpoint, list_probes
-from foreshock_service.replay.results import doctor
+from foreshock_service.replay.results import documents
 from foreshock_service.runs import events
 
 _MOST_PROBES = 50
@@ -28,13 +28,13 @@ def doctor_of_step(viewing: Viewing, key: events.StepKey) -> dict[str, Any]:
     can_ask = find_checkpoint(viewing.session, *key) is not None and (asked is None or asked.state != "running")
     may_ask = can_ask and viewing.principal.may(security.Scope.INGEST)
     action = f"/runs/{key.run_id}/steps/{key.step}/doctor" if may_ask else None
-    record = doctor.newest_report(viewing.session, of_step(ProbeResult, key))
+    record = documents.newest_report(viewing.session, of_step(ProbeResult, key))
     return _panel(record, key.step, _examination_in_words(asked), action, is_possible=can_ask or asked is not None)
 
 
 def doctor_of_run(viewing: Viewing, run_id: str) -> dict[str, Any] | None:
     """Return the newest report on any step of a run; None without one."""
-    found = doctor.newest_report(viewing.session, ProbeResult.run_id == run_id)
+    found = documents.newest_report(viewing.session, ProbeResult.run_id == run_id)
     return _panel(found, found.step, "", None) if found is not None else None
 
 
