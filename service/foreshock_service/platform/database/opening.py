@@ -22,7 +22,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Double, Engine, NullPool, create_engine, event, inspect, text
+from sqlalchemy import Connection, Double, NullPool, create_engine, event, inspect, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
 
@@ -172,12 +172,16 @@ def _check(database_url: str) -> str | None:
             raise _unreleased(database_url, revision)
         elif revision == newest_revision() and (missing := _missing_measures(connection)):
             revision = f"{revision} without the measure {missing[0]}"
-    engine = make_engine(_impatient(database_url), connections=2)
+    database = session.Database(_impatient(database_url), connections=2)
     try:
-        with engine.begin() as connection:
-            _check_writable(connection, engine)
+        database.check_writable()
+    except session.ReadOnly:
+        raise ConfigurationError(
+            "the PostgreSQL server is read-only (a standby, or default_transaction_read_only): "
+            "FORESHOCK_DATABASE_URL must name the primary"
+        ) from None
     finally:
-        engine.dispose()
+        database.close()
     return revision
 
 
@@ -217,17 +221,6 @@ def _is_of_a_release(connection: Connection, revision: str) -> bool:
         else set(table.columns.keys()) == found.get(name)
         for name, table in tables.Base.metadata.tables.items()
     )
-
-
-def _check_writable(connection: Connection, engine: Engine) -> None:
-    if engine.dialect.name == "sqlite":
-        # Writes the first page without changing it.
-        connection.exec_driver_sql("PRAGMA user_version = 0")
-    elif connection.exec_driver_sql("SHOW transaction_read_only").scalar_one() == "on":
-        raise ConfigurationError(
-            "the PostgreSQL server is read-only (a standby, or default_transaction_read_only): "
-            "FORESHOCK_DATABASE_URL must name the primary"
-        )
 
 
 def _check_empty(connection: Connection, database_url: str) -> None:

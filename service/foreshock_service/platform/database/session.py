@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from sqlalchemy import event, text
+from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
@@ -43,18 +44,21 @@ def after_commit(session: Session, callback: Callable[[], object]) -> None:
     session.info.setdefault(_CALLBACKS, []).append(callback)
 
 
+class ReadOnly(RuntimeError):
+    """A PostgreSQL server whose transactions may not write."""
+
+
 class Database:
     """One database: PostgreSQL with a transaction for each unit of work, SQLite with one writer and many readers."""
 
     def __init__(
         self,
-        url: str,
+        url: str | URL,
         *,
         connections: int = engine.DEFAULT_CONNECTIONS,
         session_info: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         """Open the database; `session_info` is in the `info` of each session."""
-        self.url = url
         self.session_info = dict(session_info)
         self._write_engine = engine.make_engine(url, connections=connections)
         self.is_sqlite = self._write_engine.dialect.name == "sqlite"
@@ -119,7 +123,7 @@ class Database:
         # Not the engine for reading, whose transactions are always read-only.
         with self._write_engine.connect() as connection:
             if connection.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
-                raise RuntimeError("the database is read-only")
+                raise ReadOnly("the database is read-only")
             connection.commit()
 
     @contextmanager

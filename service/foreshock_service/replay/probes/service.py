@@ -351,7 +351,7 @@ def retry_probe(session: Session, principal: security.Principal, probe_id: str) 
     # The run is locked first, as in a purge of the step.
     runs.lock_run(session, principal, run.id)
     jobs = lock_jobs(session, probe_id)
-    if not all(transitions.JobState(job.state) in transitions.ENDED for job in jobs):
+    if not all(job.state in transitions.ENDED for job in jobs):
         raise ProbeStillRuns("the probe has not ended: wait until it is done, failed or skipped")
     key = events.StepKey(probe.run_id, probe.attempt, probe.step)
     if [selected_rollouts(shard) for shard in shards_with_tokens(session, key)] != probe.selection:
@@ -377,7 +377,7 @@ def end_jobs(
     session: Session, jobs: Iterable[ProbeJob], reason: str, state: transitions.JobState = transitions.JobState.SKIPPED
 ) -> list[ProbeJob]:
     """End the unfinished ones of the locked jobs, fence off their holders, and return the jobs that were ended."""
-    unfinished = [job for job in jobs if transitions.JobState(job.state) not in transitions.ENDED]
+    unfinished = [job for job in jobs if job.state not in transitions.ENDED]
     held = [job.lease_id for job in unfinished if job.lease_id is not None]
     leases = {lease.id: lease for lease in session.scalars(select(Lease).where(Lease.id.in_(held)))} if held else {}
     now = database_now_us(session)
