@@ -265,7 +265,9 @@ def extend_lease(
     lease, job, _ = hold(session, principal, lease_id, body.token)
     now, job.doing = database_now_us(session), body.doing
     session.execute(update(Worker).filter_by(project=lease.project, name=lease.worker).values(last_seen_at_us=now))
-    return transitions.extend(job, now, _duration_us(context))
+    # Never earlier than the old end.
+    job.lease_expires_at_us = max(job.lease_expires_at_us or 0, now + _duration_us(context))
+    return job.lease_expires_at_us
 
 
 @router.get(
@@ -318,28 +320,25 @@ def fail_job(
 
 def hold(session: Session, principal: security.Principal, lease_id: str, token: int) -> tuple[Lease, ProbeJob, Probe]:
     """Return the lease with its job, locked, and its probe. Raises LeaseNotFound, RunDeleted, LeaseLost."""
-    lease, job, probe = lock_lease(session, principal, lease_id)
+    lease, job, probe = find_lease(session, principal, lease_id, lock=True)
     check_held(lease, job, token)
     return lease, job, probe
 
 
-def lock_lease(session: Session, principal: security.Principal, lease_id: str) -> tuple[Lease, ProbeJob, Probe]:
-    """Return the lease with its locked job, both read again, and its probe. Raises LeaseNotFound, RunDeleted."""
-    lease, job, probe = find_lease(session, principal, lease_id)
-    session.refresh(job, with_for_update=True)
-    # The lease may have ended while this transaction waited for the job.
-    session.refresh(lease)
-    return lease, job, probe
-
-
-def find_lease(session: Session, principal: security.Principal, lease_id: str) -> tuple[Lease, ProbeJob, Probe]:
-    """Return the lease with its job and probe. Raises LeaseNotFound, RunDeleted."""
+def find_lease(
+    session: Session, principal: security.Principal, lease_id: str, *, lock: bool = False
+) -> tuple[Lease, ProbeJob, Probe]:
+    """Return the lease with its job and probe; `lock`: the job is locked. Raises LeaseNotFound, RunDeleted."""
     query = select(Lease, ProbeJob, Probe, Run).join(ProbeJob, ProbeJob.id == Lease.job_id).join(Probe)
     found = session.execute(query.join(Run, Run.id == Probe.run_id).where(Lease.id == lease_id)).one_or_none()
     if found is None or not principal.sees(found[3].project):
         raise LeaseNotFound(f"there is no lease {lease_id}")
     lease, job, probe, run = found
     get_run(session, principal, run.id)
+    if lock:
+        session.refresh(job, with_for_update=True)
+        # The lease may have ended while this transaction waited for the job.
+        session.refresh(lease)
     return lease, job, probe
 
 
@@ -350,7 +349,9 @@ def is_completed(lease: Lease, token: int) -> bool:
 
 def check_held(lease: Lease, job: ProbeJob, token: int) -> None:
     """Raise LeaseLost unless this lease, with this token, owns the job."""
-    if transitions.holds(job, lease, token):
+    # A lease past its end owns the job until a sweep or a claim expires it: a late heartbeat alone discards no work.
+    is_leased = job.state == transitions.JobState.RUNNING and job.lease_id == lease.id
+    if is_leased and job.fencing_token == lease.token == token:
         return
     why = f"it ended as {lease.outcome!r}" if lease.outcome is not None else "the token is not the newest of its job"
     raise LeaseLost(f"lease {lease.id} does not hold its job: {why}; drop the work and request another job")

@@ -55,7 +55,8 @@ def make_engine(text: str | URL, *, connections: int = DEFAULT_CONNECTIONS, begi
     pool = {"pool_size": kept, "max_overflow": connections - kept, "pool_timeout": _POOL_TIMEOUT_SECONDS}
     if url.get_backend_name() == "postgresql":
         engine = create_engine(url, pool_pre_ping=True, **pool)
-        event.listen(engine, "connect", _prepare_postgresql_connection)
+        # By default psycopg chooses an integer's type by its value, so that the server prepares several statements.
+        event.listen(engine, "connect", lambda raw, _: raw.adapters.register_dumper(int, Int8BinaryDumper))
         event.listen(engine, "checkin", _allow_writing)
         return engine
     Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
@@ -101,11 +102,6 @@ def _prepare_sqlite_connection(connection: sqlite3.Connection, _: Any) -> None:
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
-
-
-def _prepare_postgresql_connection(connection: psycopg.Connection[Any], _: Any) -> None:
-    # By default psycopg chooses an integer's type by its value, so that the server prepares several statements.
-    connection.adapters.register_dumper(int, Int8BinaryDumper)
 
 
 def _begin_read_only(connection: Connection) -> None:

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from sqlalchemy import event, text
 from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
 
@@ -154,7 +153,7 @@ class Database:
             self._writer.shutdown()
         for each in (self._write_engine, self._read_engine, self._name_engine):
             # `dispose` closes idle connections only; the others would return to a pool that nobody empties.
-            event.listen(each.pool, "checkin", _close_connection)
+            event.listen(each.pool, "checkin", lambda connection, _: connection is not None and connection.close())
             each.dispose()
 
     def _write_directly(self, work: Callable[[Session], Result]) -> tuple[Result, Session]:
@@ -162,11 +161,6 @@ class Database:
         with session, session.begin():
             result = work(session)
         return result, session
-
-
-def _close_connection(connection: DBAPIConnection | None, _: object) -> None:
-    if connection is not None:
-        connection.close()
 
 
 def _run_callbacks(session: Session) -> None:

@@ -156,7 +156,8 @@ class LocalTokenStore(TemporaryFiles):
         final = self.path_of(name)
         for remaining in reversed(range(_PUBLISH_TRIES)):
             try:
-                created = _make_folders(final.parent)
+                created = [folder for folder in (final.parent, *final.parent.parents) if not folder.exists()]
+                final.parent.mkdir(parents=True, exist_ok=True)
                 temporary.replace(final)
                 for folder in {final.parent, *(folder.parent for folder in created)}:
                     _sync(folder)
@@ -218,13 +219,6 @@ class LocalTokenStore(TemporaryFiles):
                 with suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     yield ListedFile(name, status.st_size, now - status.st_mtime)
-
-
-def _make_folders(folder: Path) -> list[Path]:
-    """Make the folder and those above it; return the ones that did not exist."""
-    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _sync(path: Path) -> None:

@@ -77,20 +77,6 @@ def claim(job: ProbeJob, lease: Lease, now_us: int, duration_us: int, environmen
     job.lease_expires_at_us = now_us + duration_us
 
 
-def holds(job: ProbeJob, lease: Lease, token: int) -> bool:
-    """Return whether this lease, with this token, owns the job.
-
-    A lease past its end owns the job until a sweep or a claim expires it: a late heartbeat alone discards no work.
-    """
-    return job.state == JobState.RUNNING and job.lease_id == lease.id and job.fencing_token == lease.token == token
-
-
-def extend(job: ProbeJob, now_us: int, duration_us: int) -> int:
-    """Extend the lease and return its new end, never earlier than the old one."""
-    job.lease_expires_at_us = max(job.lease_expires_at_us or 0, now_us + duration_us)
-    return job.lease_expires_at_us
-
-
 def end(
     job: ProbeJob, lease: Lease | None, outcome: Outcome, state: JobState, now_us: int, reason: str | None = None
 ) -> None:

@@ -43,7 +43,7 @@ def publish_job(
 
     Raises LeaseNotFound, LeaseLost unless the token is the newest, and ResultIncomplete if results are missing.
     """
-    lease, job, probe = leases.lock_lease(session, principal, lease_id)
+    lease, job, probe = leases.find_lease(session, principal, lease_id, lock=True)
     if leases.is_completed(lease, token):
         return
     leases.check_held(lease, job, token)
