@@ -22,7 +22,6 @@ from foreshock.learning_rate.modes import AdviceMode, Author, BesideTheRate, Lev
 from foreshock.learning_rate.remedy import Remedy, decide_remedy, finding
 from foreshock_service.platform import audit, pagination, problem, security
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.replay.probes.policies import policy_of
 from foreshock_service.runs import attempts, events, runs
 from foreshock_service.watch import alerts, long_polls
 from foreshock_service.watch.advice import remedies, schemas
@@ -131,7 +130,8 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     opened = list(alerts.open_alerts(session, run_id))
     detectors, configuration = states.newest_state(session, run_id), history.watched_as(session, run).configuration
     applied = _applied(session, run_id, state.attempt)
-    probed_every = policy_of(session, run_id).every_steps
+    policy = session.get(tables.ProbePolicy, run_id)
+    probed_every = None if policy is None else policy.policy["every_steps"]
     reported = _reported(session, run_id, state.attempt)
     found = Remedy()
     if run.state not in runs.ENDED:
