@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from foreshock.integrations.releases import RELEASES
 from scripts.generated import write_or_check
+from scripts.releases import RELEASES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "your-framework.md"
 

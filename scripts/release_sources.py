@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from foreshock.integrations.releases import INDEXED, RELEASES
+from scripts.releases import INDEXED, RELEASES
 
 WHOLE = ("tinker-cookbook==0.6.1", "tinker==0.38.0", "chz==0.4.0", "areal==1.0.4", "openrlhf==0.11.2", "skyrl==0.4.0")
 

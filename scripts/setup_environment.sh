@@ -21,7 +21,7 @@ base_python=${PYTHON:-python3}
 
 log() { printf '\033[1m%s\033[0m\n' "setup: $*" >&2; }
 
-stamp=$(cat pyproject.toml constraints.txt scripts/{trackers.txt,release_sources.py,setup_sglang.sh} foreshock/integrations/releases.py "$0" | sha256sum | cut -d' ' -f1)
+stamp=$(cat pyproject.toml constraints.txt scripts/{trackers.txt,release_sources.py,releases.py,setup_sglang.sh} "$0" | sha256sum | cut -d' ' -f1)
 # The test environment includes everything for the demo.
 for installed in "$purpose" test; do
     if [ -f "$venv/.foreshock-$installed" ] && [ "$(cat "$venv/.foreshock-$installed")" = "$stamp" ]; then exit 0; fi

@@ -179,8 +179,8 @@ def _slime(column: str, change: Change) -> Any:
     run = SlimeRun(arguments, FRAMEWORKS[0], Place(0, 1, has_rollouts=True, context_rank=0, context_size=1), log)
     guard(lambda: run.take_rollouts(1, data), log, "log_rollouts")
     guard(run.end_step, log, "the end of the step")
-    if run._feed is not None:
-        run._feed.close()
+    if run.feed is not None:
+        run.feed.close()
     return given
 
 
@@ -213,8 +213,8 @@ def _connection(column: str, change: Change) -> Any:
     run = Connection("nemo-rl")
     run.log_rollouts(1, batch)
     run.log_metrics(1, {"loss": 0.5})
-    if run._feed is not None:
-        run._feed.close()
+    if run.feed is not None:
+        run.feed.close()
     return given
 
 

@@ -308,13 +308,14 @@ def verl_seen(change: Callable[[Any], Any], *, loop: str = "fit", scored: str = 
     from omegaconf import OmegaConf
     from verl.trainer.ppo import ray_trainer
 
+    from foreshock.integrations import trainer_run
     from foreshock.integrations import verl as hook
 
     seen, state = Seen(), dict[str, Any]()
     log_name = f"foreshock.benchmarks.mutations.verl.{id(seen)}"
     hook.log, handler = type(hook.log)(log_name), _Notes(seen)
     logging.getLogger(log_name).addHandler(handler)
-    hook.__dict__.update(Client=client or _Recorder, AdviceFeed=lambda _: SimpleNamespace(close=lambda: None))
+    trainer_run.__dict__.update(Client=client or _Recorder, AdviceFeed=lambda _: SimpleNamespace(close=lambda: None))
     data, seen.true, entropy = _verl_batch()
     own_pass, own_advantage = ray_trainer.RayPPOTrainer._compute_old_log_prob, ray_trainer.compute_advantage
     given = data.select(batch_keys=["response_mask"])

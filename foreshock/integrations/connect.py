@@ -18,25 +18,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
-from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.errors import ConfigurationError
 from foreshock.integrations import clip_range
 from foreshock.integrations.batches import columns_of_batch
-from foreshock.integrations.first_advice import await_first_advice, modes_of_environment
-from foreshock.integrations.hooks import (
-    Arrivals,
-    Corrections,
+from foreshock.integrations.hooks import guard, is_number, observe
+from foreshock.integrations.releases import KNOWN_VERSIONS, installed, warn_of_unknown_version
+from foreshock.integrations.trainer_run import (
     Decisions,
-    guard,
-    is_number,
-    observe,
+    SetCorrection,
+    TrainerRun,
+    modes_of_environment,
     of_the_leader,
 )
-from foreshock.integrations.releases import RELEASES, installed, warn_of_unknown_version
-from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
-from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.learning_rate.levers import Correction
 from foreshock.learning_rate.modes import AdviceMode
 from foreshock.model_kind import model_kind_of_folder
@@ -45,11 +39,11 @@ from foreshock.rollouts.attributes import BatchAttributes, TrainerPolicy
 __all__ = ["KINDS", "Connection", "connect"]
 
 
-class Connection:
+class Connection(TrainerRun):
     """A run of a trainer: its client, made at once, and its attempt, which begins with the first data.
 
     `run_key` is your permanent name of the run, by default `FORESHOCK_RUN_KEY`; `description` are further arguments of
-    `Client.start_run`. `planned` returns the trainer's last step, None if it is unknown.
+    `Client.start_run`. `set_correction`: see `foreshock.integrations.trainer_run`.
     """
 
     def __init__(
@@ -60,26 +54,31 @@ class Connection:
         advice_mode: AdviceMode | None = None,
         **description: Any,
     ) -> None:
-        self.framework = framework
-        self.log = LogOnce(f"foreshock.integrations.{framework}")
-        self.client = Client(run_key=run_key or os.environ.get("FORESHOCK_RUN_KEY"))
-        self.client.tell_remarks_of(self.log)
+        self.set_correction: SetCorrection = lambda _: None
+        log = LogOnce(f"foreshock.integrations.{framework}")
+        super().__init__(framework, log, lambda correction: self.set_correction(correction))
+        self.client = self.connect(run_key or os.environ.get("FORESHOCK_RUN_KEY"))
         given = {} if advice_mode is None else {"advice_mode": advice_mode}
         trainer = f"{framework} {installed(framework)}".strip()
         self._description = {**modes_of_environment(), **given, "trainer": trainer, **description}
-        self.planned: Callable[[], Any] = lambda: None
         self._started = False
-        self._feed: AdviceFeed | None = None
-        self._arrivals = Arrivals(framework, self.log)
-        self._corrections: Corrections | None = None
-        if framework in RELEASES:
-            warn_of_unknown_version(framework, self.log)
+        if framework in KNOWN_VERSIONS:
+            warn_of_unknown_version(framework, log)
 
     def describe(self, **description: Any) -> None:
         """Add arguments of `Client.start_run` before the attempt begins; those that were given before count."""
         self._description |= {name: value for name, value in description.items() if not self._description.get(name)}
 
-    def log_rollouts(
+    def begin(self, step: int) -> None:
+        """Begin the attempt, if it has not begun."""
+        if not self._started:
+            self._started = True
+            model = self._description.get("model")
+            if model is not None:
+                self.describe(model_kind=model_kind_of_folder(str(model)))
+            self.start(step, leads=not self._description.get("shard"), **self._description)
+
+    def log_batch(
         self,
         step: int,
         batch: Any,
@@ -94,103 +93,55 @@ class Connection:
         `policy` is the kind of its trainer's log-probs, `trained` the version of the weights that computed them (None:
         unknown), which also sampled the rollouts if the trainer `is_synchronous`; `of_next`: see `columns_of_batch`.
         """
-        guard(
-            functools.partial(self._log_rollouts, step, batch, policy, of_next, trained, is_synchronous),
-            self.log,
-            "Connection.log_rollouts",
-        )
-
-    def _log_rollouts(
-        self,
-        step: int,
-        batch: Any,
-        policy: TrainerPolicy,
-        of_next: tuple[str, ...],
-        trained: int | None,
-        is_synchronous: bool,
-    ) -> None:
         columns = columns_of_batch(batch, self.framework, self.log, of_next=of_next)
         if columns is None:
             return
-        if "rollout_log_probs" not in columns:
-            self.log.warning(
-                "no rollout log-probs",
-                f"{self.framework}'s batch has no log-probs of the engine, so there is no training-inference mismatch "
-                "to measure: let the engine return them. Lengths, rewards and metrics are logged.",
-            )
-        elif "trainer_log_probs" not in columns:
-            self.log.warning(
-                "no trainer log-probs",
-                f"{self.framework}'s batch has no log-probs of the trainer, so there is no training-inference mismatch "
-                "to measure. The rest is logged.",
-            )
-        self.start(step)
-        self._arrivals.note_rollouts()
-        known = self._description.get("attributes") or BatchAttributes()
-        if "trainer_log_probs" not in columns:
-            attributes = known
-        else:
-            attributes = replace(known, trainer_policy=policy, trainer_weights_version=trained)
+        self.warn_of_missing_log_probs(
+            columns,
+            "batch has no log-probs of the engine (let it return them)",
+            "batch has no log-probs of the trainer",
+        )
+        self.begin(step)
+        attributes = self._description.get("attributes") or BatchAttributes()
+        if "trainer_log_probs" in columns:
+            attributes = replace(attributes, trainer_policy=policy, trainer_weights_version=trained)
             if trained is not None and is_synchronous:
                 columns["weights_version"] = np.full(columns["response_token_ids"].shape, trained, np.int32)
-        self.client.log_rollouts(step, columns, attributes=attributes)
+        self.log_columns(step, columns, attributes=attributes)
+
+    def log_rollouts(self, step: int, batch: Any, **keywords: Any) -> None:
+        """Log the rollouts of a step as `log_batch`, and never raise."""
+        guard(lambda: self.log_batch(step, batch, **keywords), self.log, "Connection.log_rollouts")
 
     def log_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log the numbers among the trainer's metrics, and mark the run as finished after its planned last step."""
-        self.start(step)
-        numbers = {name: float(value) for name, value in metrics.items() if is_number(value)}
+        self.begin(step)
+        super().log_metrics(step, metrics)
         last = self.planned()
-        if is_number(last):
-            numbers[LAST_STEP_NAME] = float(last)
-        self._arrivals.note_metrics(step)
-        self.client.log_scalars(step, numbers)
-        if is_number(last) and step >= last:
+        if is_number(last) and step >= last and self.client is not None:
             self.client.finish()
 
+    def decisions(self, step: int) -> Decisions:
+        """Return the scale and the correction of a step: 1.0 and None in shadow mode and in all ranks but the first."""
+        self.begin(step)
+        return super().decisions(step)
+
     def scale(self, step: int) -> float:
-        """Return the factor on the learning rate of a step, 1.0 in shadow mode and in all ranks but the first."""
-        self.start(step)
-        return 1.0 if self._feed is None else self._feed.scale(step)
+        """Return the factor on the learning rate of a step."""
+        return self.decisions(step)[0]
 
     def correction(self, step: int) -> Correction | None:
         """Return the correction of the loss of a step; None: as the trainer is configured, also in shadow mode."""
-        self.start(step)
-        return None if self._feed is None else self._feed.correction(step)
-
-    def guarded_decisions(self, step: int) -> Decisions:
-        """Return `scale(step)` and `correction(step)`, and 1.0 and None with an error in the log if that fails."""
-        try:
-            return self.scale(step), self.correction(step)
-        except Exception as error:
-            self.log.exception("scale", "the advice could not be read: the rate is not scaled", error)
-            return 1.0, None
-
-    def correct(
-        self, correction: Correction | None, step: int, apply: Callable[[Correction | None], str | None]
-    ) -> None:
-        """Apply a correction and report what was done: see `Corrections`."""
-        if self._corrections is None:
-            self._corrections = Corrections(self.framework, self.log, apply)
-        self._corrections.follow(correction, step, self._feed)
+        return self.decisions(step)[1]
 
     def acknowledge(self, step: int, rate: float, scale: float) -> None:
         """Report the rate that was applied, and the scale in it."""
-        if self._feed is not None:
-            self._feed.acknowledge(step, rate, scale)
+        if self.feed is not None:
+            self.feed.acknowledge(step, rate, scale)
 
-    def start(self, step: int) -> None:
-        """Begin the attempt, if it has not begun. A resumed run waits for its advice."""
-        if self._started:
-            return
-        self._started = True
-        model = self._description.get("model")
-        if model is not None:
-            self.describe(model_kind=model_kind_of_folder(str(model)))
-        self.client.start_run(**self._description, resume_step=step)
-        if not self._description.get("shard"):
-            self._feed = AdviceFeed(self.client)
-            if step > 1:
-                await_first_advice(self._feed, self.log)
+    def correct(self, correction: Correction | None, step: int) -> None:
+        """Set a correction and report what was done."""
+        self.corrections.follow(correction, step, self.feed)
 
 
 def connect(
@@ -257,6 +208,7 @@ def _observe_skyrl(run: Connection, trainer: Any) -> None:
     # Its own loop sends the weights to the engines after each update.
     is_synchronous = type(trainer).train.__qualname__ == "RayPPOTrainer.train"
     run.planned = lambda: trainer.total_training_steps
+    run.set_correction = _refused_by_skyrl
     rate: dict[str, float] = {}
 
     def note_rate(_arguments: Any, _keywords: Any, result: Any) -> None:
@@ -264,8 +216,8 @@ def _observe_skyrl(run: Connection, trainer: Any) -> None:
         rate["scheduled"] = float(result.metrics.get("policy_lr", result.metrics.get("lr", math.nan)))
 
     def apply(arguments: Any, _keywords: Any) -> None:
-        scale = run.scale(trainer.global_step)
-        run.correct(run.correction(trainer.global_step), trainer.global_step, _refused_by_skyrl)
+        scale, correction = run.decisions(trainer.global_step)
+        run.correct(correction, trainer.global_step)
         scheduled = rate.get("scheduled", math.nan)
         if arguments[0] == "policy" and math.isfinite(scheduled) and (scale != 1 or "applied" in rate):
             rate["applied"] = scheduled * scale
@@ -313,11 +265,10 @@ def _observe_areal(run: Connection, trainer: Any) -> None:
         import torch
 
         step = int(actor.get_version())
-        own = run.guarded_decisions(step) if torch.distributed.get_rank() == 0 else None
+        own = run.decisions(step) if torch.distributed.get_rank() == 0 else None
         scale, correction = of_the_leader(own, lambda: actor.cpu_group)
-        run.correct(correction, step, correct)
-        if apply_scale(actor.optimizer, scale):
-            run.acknowledge(step, applied_learning_rates(actor.optimizer)[0], scale)
+        run.correct(correction, step)
+        run.apply(actor.optimizer, scale, step)
 
     own_sampling = config.actor.rejection_sampling
 
@@ -339,6 +290,7 @@ def _observe_areal(run: Connection, trainer: Any) -> None:
         )
         return None
 
+    run.set_correction = correct
     observe(actor, "compute_advantages", run.log, before=log)
     if hasattr(actor, "optimizer"):
         observe(actor, "ppo_update", run.log, before=apply)
@@ -380,12 +332,13 @@ def _observe_tinker(run: Connection, module: Any) -> None:
     def optim_step(client: Any, optim_params: Any = None, *, adam_params: Any = None) -> Any:
         given = adam_params if optim_params is None else optim_params
         if given is not None and "newest" in step:
-            scale, correction = run.guarded_decisions(step["newest"])
-            run.correct(correction, step["newest"], _refused_by_tinker)
+            scale, correction = run.decisions(step["newest"])
+            run.correct(correction, step["newest"])
             given = given.model_copy(update={"learning_rate": given.learning_rate * scale})
             run.acknowledge(step["newest"], given.learning_rate, scale)
         return own_step(client, given)
 
+    run.set_correction = _refused_by_tinker
     for name in loops:
         observe(module, name, run.log, before=begin)
     for name in ("do_train_step_and_get_sampling_client", "do_train_step_streaming_and_get_sampling_client"):

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 
 from foreshock.client.reporting import LogOnce
-from foreshock.learning_rate.feed import AdviceFeed
-from foreshock.learning_rate.levers import Correction
 
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
@@ -70,32 +68,6 @@ def guard(function: Callable[[], None], log: LogOnce, where: str) -> None:
         log.exception(f"{where} {type(error).__name__}", f"{where} could not be observed, training continues", error)
 
 
-class Arrivals:
-    """Log one warning if a process logs the metrics of two steps and no rollouts."""
-
-    def __init__(self, framework: str, log: LogOnce) -> None:
-        self._framework = framework
-        self._log = log
-        self._rollouts = False
-        self._steps: set[int] = set()
-
-    def note_rollouts(self) -> None:
-        """Note that rollouts were logged."""
-        self._rollouts = True
-
-    def note_metrics(self, step: int) -> None:
-        """Note that metrics of a step were logged."""
-        if self._rollouts or len(self._steps) == 2:
-            return
-        self._steps.add(step)
-        if len(self._steps) == 2:
-            self._log.warning(
-                "no rollouts",
-                f"{self._framework}: the metrics of two steps were logged and no rollouts: nothing that is observed "
-                "was called with a batch, or it was refused. Log rollouts with Client.log_rollouts.",
-            )
-
-
 def fits(framework: str, column: str, found: Iterable[int], expected: Iterable[int], log: LogOnce) -> bool:
     """Return whether a column has the shape, or the lengths, of the responses; if not, log one warning."""
     sizes = [[int(size) for size in each] for each in (found, expected)]
@@ -127,50 +99,6 @@ def hold_numbers(framework: str, column: str, rows: Any, lengths: Sequence[int],
 def is_number(value: object) -> bool:
     """Return True for a number, and for an array or tensor that is one."""
     return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)
-
-
-class Corrections:
-    """Applies the advised correction to a trainer, and reports what was done.
-
-    `apply(correction)` changes the trainer's settings, with None back to its own configuration, and returns why it
-    cannot; None: it did. A refusal names what to put into the configuration.
-    """
-
-    def __init__(self, framework: str, log: LogOnce, apply: Callable[[Correction | None], str | None]) -> None:
-        self._framework = framework
-        self._log = log
-        self._apply = apply
-        self._applied: Correction | None = None
-
-    def follow(self, correction: Correction | None, step: int, feed: AdviceFeed | None) -> None:
-        """Apply the correction of a step; `feed` is None in all processes but the leading one."""
-        if correction is None and self._applied is None:
-            return
-        refused = self._apply(correction)
-        if refused is None:
-            self._applied = correction
-        else:
-            self._log.warning("correction", f"{self._framework}: the advised correction is not applied: {refused}")
-        if feed is not None:
-            feed.report("correction", step, None if refused else correction, refused)
-
-
-Decisions = tuple[float, Correction | None]
-"""The scale and the correction of a step."""
-
-
-def of_the_leader(own: Decisions | None, group: Callable[[], Any]) -> Decisions:
-    """Return the decisions of the leading training process, in all of them; the others have None.
-
-    `group` returns the group of all of them on the CPU.
-    """
-    import torch
-
-    known = [own]
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        known = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(known, own, group=group())
-    return next((each for each in known if each is not None), (1.0, None))
 
 
 OnImport = Callable[[ModuleType], None]

@@ -7,6 +7,7 @@ Both run in every training process. The first call observes the framework's func
 log-probs in the loss, save Hugging Face weights, and end a step. Step N is `rollout_id` N.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Mapping
@@ -17,21 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from foreshock.client.client import Client
 from foreshock.client.launch import find_launch
 from foreshock.client.reporting import LogOnce
-from foreshock.diagnosis.quantities import LAST_STEP_NAME
-from foreshock.integrations.first_advice import await_first_advice, modes_of_environment
-from foreshock.integrations.hooks import (
-    Arrivals,
-    Corrections,
-    Decisions,
-    guard,
-    hold_numbers,
-    is_number,
-    observe,
-    of_the_leader,
-)
+from foreshock.integrations.hooks import After, guard, hold_numbers, is_number, observe
 from foreshock.integrations.releases import warn_of_unknown_version
 from foreshock.integrations.slime_columns import (
     attributes_of,
@@ -45,6 +34,7 @@ from foreshock.integrations.slime_framework import (
     ACTOR,
     FRAMEWORKS,
     Framework,
+    Function,
     Place,
     find_framework,
     group_of,
@@ -52,8 +42,8 @@ from foreshock.integrations.slime_framework import (
     warn_of_options,
 )
 from foreshock.integrations.slime_weights import WeightSync
-from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
-from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.integrations.trainer_run import TrainerRun, modes_of_environment, of_the_leader
+from foreshock.learning_rate.apply import apply_scale
 from foreshock.learning_rate.levers import Correction
 from foreshock.process_fingerprint import process_fingerprint
 
@@ -78,27 +68,22 @@ class _Forward:
                     kept[number] = values.detach()
 
 
-class SlimeRun:
+class SlimeRun(TrainerRun):
     """One training process. Only the processes that log have a client."""
 
     def __init__(self, args: Any, framework: Framework, place: Place, log: LogOnce) -> None:
+        super().__init__(framework.name, log, self._set_correction)
         self.args = args
-        self.framework = framework
+        self.release = framework
         self.place = place
-        self._log = log
-        self._client: Client | None = None
-        self._feed: AdviceFeed | None = None
+        self.planned = lambda: self._last_step
         self._step: int | None = None
         self._data: Mapping[str, Any] | None = None
         self._forward: _Forward | None = None
         self._metrics: dict[str, list[float]] = {}
-        self._decided: Decisions = (1.0, None)
-        self._corrections = Corrections(framework.name, log, self._set_correction)
         self._own_arguments = {name: getattr(args, name, None) for name in ("use_tis", "tis_clip", "tis_clip_low")}
         # The names of the columns of the step.
         self._given = set[str]()
-        self._advised = False
-        self._arrivals = Arrivals(framework.name, log)
         warn_of_options(args, place, log)
 
     def take_rollouts(self, step: int, data: Mapping[str, Any]) -> None:
@@ -112,7 +97,7 @@ class SlimeRun:
         if not self.place.has_rollouts:
             return
         # A rank without a client still takes part in the collectives of its context-parallel group.
-        guard(lambda: self._start(step), self._log, "the start of the run")
+        guard(lambda: self._start(step), self.log, "the start of the run")
         if data.get("log_probs") is None:
             self._data, self._forward = data, _Forward(data)
         else:
@@ -139,26 +124,22 @@ class SlimeRun:
             one_update = len(data.get("num_microbatches") or (0,)) == 1
             policy = "recomputed_old" if one_update else "current"
             self._log_rollouts(data, forward.log_probs, forward.entropies, policy)
-        if self._client is None:
+        if self.client is None:
             return
         if self.place.leads and self._metrics:
             # A step of several optimizer steps has a metric of each: their mean is logged.
-            numbers = {name: fmean(values) for name, values in self._metrics.items()}
-            if self._last_step is not None:
-                numbers[LAST_STEP_NAME] = float(self._last_step)
-            self._arrivals.note_metrics(step)
-            self._client.log_scalars(step, numbers)
+            self.log_metrics(step, {name: fmean(values) for name, values in self._metrics.items()})
         if self._is_last(step) and self.place.leads:
-            self._client.finish()
+            self.client.finish()
         self._flush_if_ending(step)
 
     def announce_checkpoint(self) -> None:
         """Announce the Hugging Face weights that were saved after the step, which sample the next one."""
         root, template = os.environ.get("FORESHOCK_WEIGHTS_ROOT"), getattr(self.args, "save_hf", None)
-        if root is None or template is None or self._client is None or self._step is None or not self.place.leads:
+        if root is None or template is None or self.client is None or self._step is None or not self.place.leads:
             return
         if not self._is_synchronous():
-            self._log.warning(
+            self.log.warning(
                 "asynchronous",
                 "checkpoints are not announced: without --colocate the rollouts may be sampled while training, by "
                 "older weights. Set FORESHOCK_SYNCHRONOUS=1 if train.py is run, which samples after each update.",
@@ -166,41 +147,28 @@ class SlimeRun:
             return
         folder = Path(str(template).format(rollout_id=self._step))
         path = folder.relative_to(_fixed_folder(str(template)))
-        self._client.log_checkpoint(self._step + 1, root=root, path=path.as_posix(), local_folder=folder)
+        self.client.log_checkpoint(self._step + 1, root=root, path=path.as_posix(), local_folder=folder)
         self._flush_if_ending(self._step)
 
     def log_weights(self, sent: Any, held: Any) -> None:
         """Log what was sent after the step, and what the engines hold; it samples the next one."""
-        if self._client is not None and self._step is not None and not self._is_last(self._step):
-            self._client.log_weights(self._step + 1, trainer=sent, engines=held)
+        if self.client is not None and self._step is not None and not self._is_last(self._step):
+            self.client.log_weights(self._step + 1, trainer=sent, engines=held)
 
     def apply_advice(self, step: int, optimizer_step: int, optimizer: Any) -> None:
         """Scale the learning rate of an optimizer step equally in all training processes."""
         if self.place.problem is None:
-            self._decided = of_the_leader(self._own_decisions(step), group_of(self.framework.name))
+            own = None
+            if self.place.leads:
+                guard(lambda: self._start(step), self.log, "the start of the run")
+                own = self.decisions(step)
+            self._decided = of_the_leader(own, group_of(self.framework))
         scale, correction = self._decided
         if optimizer_step == 0:
-            self._corrections.follow(correction, step, self._feed)
-        applied = apply_scale(optimizer, scale)
-        if applied and self._feed is not None and optimizer_step == 0:
-            self._feed.acknowledge(step, applied_learning_rates(optimizer)[0], scale)
-
-    def _own_decisions(self, step: int) -> Decisions | None:
-        """Return the advised scale and correction in the leading process, None in the others."""
-        if not self.place.leads:
-            return None
-        try:
-            self._start(step)
-            assert self._feed is not None
-            resumed = (getattr(self.args, "start_rollout_id", None) or step) > 0
-            if resumed and not self._advised:
-                await_first_advice(self._feed, self._log)
-            self._advised = True
-            return self._feed.scale(step), self._feed.correction(step)
-        except Exception as error:
-            # The other processes are waiting for a number.
-            self._log.exception("scale", "the advice could not be read, the last one stays in use", error)
-            return self._decided
+            self.corrections.follow(correction, step, self.feed)
+            self.apply(optimizer, scale, step)
+        else:
+            apply_scale(optimizer, scale)
 
     def _set_correction(self, correction: Correction | None) -> str | None:
         """Set the TIS arguments, which the loss reads in each step, or those of the command line; or say why not."""
@@ -211,7 +179,7 @@ class SlimeRun:
         upper = correction.bounds.upper
         options = f"--use-tis --tis-clip {upper:g} --tis-clip-low 0"
         if correction.kind != "token_tis":
-            return f"{self.framework.name} truncates tokens; another correction needs --custom-tis-function-path"
+            return f"{self.framework} truncates tokens; another correction needs --custom-tis-function-path"
         if getattr(args, "custom_tis_function_path", None):
             return "--custom-tis-function-path replaces its truncation of tokens"
         if getattr(args, "use_rollout_logprobs", False):
@@ -223,51 +191,49 @@ class SlimeRun:
 
     def _start(self, step: int) -> None:
         """Start the run before its first data."""
-        if self._client is not None or not self.place.logs:
+        if self.client is not None or not self.place.logs:
             return
         args = self.args
         start = getattr(args, "start_rollout_id", None)
         # Ray may replace this process within the launch; a declared single shard would then be another attempt.
         several = self.place.shards > 1
-        self._client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or self._run_key())
-        self._client.tell_remarks_of(self._log)
-        self._client.start_run(
+        self.connect(os.environ.get("FORESHOCK_RUN_KEY") or self._run_key())
+        self.start(
+            step if start is None else int(start),
+            leads=self.place.leads,
+            first_step=0,
             model=str(getattr(args, "hf_checkpoint", None) or getattr(args, "load", None) or "") or None,
-            trainer=f"{self.framework.name} {self.framework.version} Megatron",
-            engine=self.framework.engine,
+            trainer=f"{self.framework} {self.release.version} Megatron",
+            engine=self.release.engine,
             initial_learning_rate=getattr(args, "lr", None),
             length_cap=getattr(args, "rollout_max_response_len", None),
             model_kind=model_kind_of(args),
             **modes_of_environment(),
-            resume_step=step if start is None else int(start),
             shard=self.place.shard if several else None,
             shards=self.place.shards if several else None,
         )
-        if self.place.leads:
-            self._feed = AdviceFeed(self._client)
 
     def _run_key(self) -> str:
         """Return a name that all training processes and all restarts share, as far as the arguments have one."""
         group, save = getattr(self.args, "wandb_group", None), getattr(self.args, "save", None)
         if group:
-            return f"{getattr(self.args, 'wandb_project', None) or self.framework.name}/{group}"
+            return f"{getattr(self.args, 'wandb_project', None) or self.framework}/{group}"
         if save:
             return PurePath(str(save)).name
-        return f"{self.framework.name}-{find_launch().identity}"[:200]
+        return f"{self.framework}-{find_launch().identity}"[:200]
 
     def _log_rollouts(self, data: Mapping[str, Any], log_probs: Any, entropies: Any, policy: str) -> None:
         scores = self._scores(data, log_probs, entropies)
-        if self._client is None or self._step is None:
+        if self.client is None or self._step is None:
             return
         if "rollout_log_probs" not in scores and self.place.problem is None:
-            self._log.warning(
-                "no rollout log-probs",
-                f"{self.framework.name}'s samples have no rollout_log_probs, so there is no training-inference "
-                "mismatch to measure: the function of --custom-generate-function-path must set "
-                "`Sample.rollout_log_probs`. Lengths, rewards and metrics are logged.",
+            why = (
+                "samples have no rollout_log_probs: the function of --custom-generate-function-path must set "
+                "`Sample.rollout_log_probs`"
             )
+            self.warn_of_missing_log_probs(scores, why, "step has no log-probs of the trainer")
         columns = columns_of(
-            data, scores, step=self._step, samples_per_prompt=int(self.args.n_samples_per_prompt), log=self._log
+            data, scores, step=self._step, samples_per_prompt=int(self.args.n_samples_per_prompt), log=self.log
         )
         attributes = attributes_of(
             self.args,
@@ -279,16 +245,15 @@ class SlimeRun:
             # The engines got the weights that score the rollouts before they sampled them.
             columns["weights_version"] = np.full(len(columns["response_token_ids"]), self._step, np.int32)
             attributes = replace(attributes, trainer_weights_version=self._step)
-        self._arrivals.note_rollouts()
-        self._client.log_rollouts(self._step, columns, attributes=attributes, copy=False)
+        self.log_columns(self._step, columns, attributes=attributes, copy=False)
 
     def _scores(self, data: Mapping[str, Any], log_probs: Any, entropies: Any) -> dict[str, Any]:
         """Return the columns of response tokens, whole in the process that logs them."""
         if log_probs is not None and any(each is None for each in log_probs):
             log_probs = None
-            self._log.warning(
+            self.log.warning(
                 "no trainer log-probs",
-                f"{self.framework.name} did not compute the trainer's log-probs before the update, and the loss was "
+                f"{self.framework} did not compute the trainer's log-probs before the update, and the loss was "
                 "not seen computing them: --get-mismatch-metrics computes them. The rest is logged.",
             )
         if entropies is not None and any(each is None for each in entropies):
@@ -306,7 +271,7 @@ class SlimeRun:
             return {
                 name: flat(values)
                 for name, values in columns.items()
-                if values is not None and hold_numbers(self.framework.name, name, values, lengths, self._log)
+                if values is not None and hold_numbers(self.framework, name, values, lengths, self.log)
             }
         if self.place.problem is not None:
             return {}
@@ -342,8 +307,8 @@ class SlimeRun:
 
     def _flush_if_ending(self, step: int) -> None:
         """Deliver everything now if Ray ends this process after the step."""
-        if self._client is not None and (self._is_last(step) or getattr(self.args, "release_train", False)):
-            self._client.flush(_LAST_FLUSH_SECONDS)
+        if self.client is not None and (self._is_last(step) or getattr(self.args, "release_train", False)):
+            self.client.flush(_LAST_FLUSH_SECONDS)
 
 
 def _fixed_folder(template: str) -> str:
@@ -362,7 +327,13 @@ def log_rollouts(args: Any, rollout_id: int | None = None, rollout_data: Any = N
 
     miles passes only `args`: its rollouts are then taken from the next call of the framework's own logging.
     """
-    guard(lambda: _log_rollouts(args, rollout_id, rollout_data), _log, "log_rollouts")
+
+    def log() -> None:
+        run = _connected(args)
+        if run is not None and rollout_id is not None and rollout_data is not None:
+            run.take_rollouts(int(rollout_id), rollout_data)
+
+    guard(log, _log, "log_rollouts")
 
 
 def apply_advice(args: Any, rollout_id: int, step_id: int, model: Any, optimizer: Any, *_: Any, **__: Any) -> None:
@@ -373,19 +344,13 @@ def apply_advice(args: Any, rollout_id: int, step_id: int, model: Any, optimizer
     if getattr(next(iter(model), None), "role", "actor") != "actor":
         # The advice is about the policy. The critic's processes have an optimizer of their own.
         return
-    guard(lambda: _apply_advice(args, int(rollout_id), int(step_id), optimizer), _log, "apply_advice")
 
+    def apply() -> None:
+        run = _connected(args)
+        if run is not None:
+            run.apply_advice(int(rollout_id), int(step_id), optimizer)
 
-def _log_rollouts(args: Any, rollout_id: int | None, rollout_data: Any) -> None:
-    run = _connected(args)
-    if run is not None and rollout_id is not None and rollout_data is not None:
-        run.take_rollouts(int(rollout_id), rollout_data)
-
-
-def _apply_advice(args: Any, rollout_id: int, step_id: int, optimizer: Any) -> None:
-    run = _connected(args)
-    if run is not None:
-        run.apply_advice(rollout_id, step_id, optimizer)
+    guard(apply, _log, "apply_advice")
 
 
 def _connected(args: Any) -> SlimeRun | None:
@@ -400,7 +365,7 @@ def _connected(args: Any) -> SlimeRun | None:
         warn_of_unknown_version(framework.name, _log)
         _run = SlimeRun(args, framework, place_of(framework), _log)
         # A rank that cannot observe still joins the others' collectives, and uses their scale.
-        guard(lambda: _observe(framework), _log, framework.name)
+        guard(functools.partial(_observe, _run), _log, framework.name)
         if os.environ.get("FORESHOCK_NOTARY") == "1":
             log_weights = _run.log_weights if _run.place.leads else None
             sync = WeightSync(log_weights, group_of(framework.name))
@@ -408,13 +373,31 @@ def _connected(args: Any) -> SlimeRun | None:
     return _run
 
 
-def _observe(framework: Framework) -> None:
-    watched = {
-        "rollouts": (framework.rollout_data, _note_rollouts),
-        "metrics": (framework.metrics, _note_metrics),
-        "log-probs of the loss": (framework.forward, _note_forward),
-        "checkpoints": (framework.save, _note_save),
-        "the end of a step": (framework.end, _note_end),
+def _observe(run: SlimeRun) -> None:
+    framework = run.release
+
+    def rollouts(arguments: tuple[Any, ...], keywords: Any, _result: Any) -> None:
+        named = dict(zip(("rollout_id", "args", "rollout_data"), arguments, strict=False)) | dict(keywords)
+        run.take_rollouts(int(named["rollout_id"]), named["rollout_data"])
+
+    def metrics(arguments: tuple[Any, ...], keywords: Any, _result: Any) -> None:
+        run.note_metrics(keywords["metrics"] if "metrics" in keywords else arguments[1])
+
+    def forward(_arguments: Any, keywords: Any, result: Any) -> None:
+        # slime returns a pair whose second part has the log-probs, miles that part alone.
+        run.note_forward(keywords["unconcat_tokens"], result[1] if isinstance(result, tuple) else result)
+
+    def save(_arguments: Any, keywords: Any, _result: Any) -> None:
+        # miles also writes weights to a path of its own, to send them to the engines.
+        if keywords.get("path") is None:
+            run.announce_checkpoint()
+
+    watched: dict[str, tuple[tuple[Function, ...], After]] = {
+        "rollouts": (framework.rollout_data, rollouts),
+        "metrics": (framework.metrics, metrics),
+        "log-probs of the loss": (framework.forward, forward),
+        "checkpoints": (framework.save, save),
+        "the end of a step": (framework.end, lambda *_: run.end_step()),
     }
     for what, (places, note) in watched.items():
         found = framework.find(places)
@@ -426,31 +409,3 @@ def _observe(framework: Framework) -> None:
             )
         else:
             observe(*found, _log, after=note)
-
-
-def _note_rollouts(arguments: tuple[Any, ...], keywords: Any, _result: Any) -> None:
-    named = dict(zip(("rollout_id", "args", "rollout_data"), arguments, strict=False)) | dict(keywords)
-    if _run is not None:
-        _run.take_rollouts(int(named["rollout_id"]), named["rollout_data"])
-
-
-def _note_metrics(arguments: tuple[Any, ...], keywords: Any, _result: Any) -> None:
-    if _run is not None:
-        _run.note_metrics(keywords["metrics"] if "metrics" in keywords else arguments[1])
-
-
-def _note_forward(_arguments: Any, keywords: Any, result: Any) -> None:
-    if _run is not None:
-        # slime returns a pair whose second part has the log-probs, miles that part alone.
-        _run.note_forward(keywords["unconcat_tokens"], result[1] if isinstance(result, tuple) else result)
-
-
-def _note_save(_arguments: Any, keywords: Any, _result: Any) -> None:
-    # miles also writes weights to a path of its own, to send them to the engines.
-    if _run is not None and keywords.get("path") is None:
-        _run.announce_checkpoint()
-
-
-def _note_end(_arguments: Any, _keywords: Any, _result: Any) -> None:
-    if _run is not None:
-        _run.end_step()

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from foreshock.client.reporting import LogOnce
-from foreshock.integrations.releases import installed, known_versions
+from foreshock.integrations.releases import KNOWN_VERSIONS, installed
 
 Function = tuple[str, str]
 ACTOR = "backends.megatron_utils.actor"
@@ -34,7 +34,7 @@ class Framework:
     @property
     def known_versions(self) -> str:
         """The releases that this package follows."""
-        return known_versions(self.name)
+        return KNOWN_VERSIONS[self.name]
 
     @property
     def version(self) -> str:

@@ -21,15 +21,14 @@ from transformers import TrainerCallback
 
 from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
-from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.fingerprint import dtype_name, with_precision
-from foreshock.integrations.first_advice import await_first_advice
-from foreshock.integrations.hooks import Arrivals, Corrections, Decisions, guard, observe
+from foreshock.integrations.hooks import guard, observe
+from foreshock.integrations.trainer_run import TrainerRun
 from foreshock.integrations.trl_correction import Settings
 from foreshock.integrations.trl_generations import Generations
 from foreshock.integrations.trl_update import MOST_ROLLOUTS, Update
-from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
-from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.learning_rate.advice import Advice
+from foreshock.learning_rate.apply import applied_learning_rates
 from foreshock.learning_rate.levers import Rollback
 from foreshock.learning_rate.modes import AdviceMode
 from foreshock.model_kind import model_kind_of_configuration
@@ -89,15 +88,13 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         self._attributes = BatchAttributes()
         self._weights_root = weights_root
         self._given_client = client
-        self._client = client
         self._run_key = run_key
         self._resumed_from: Path | None = None
-        self._feed: AdviceFeed | None = None
+        self._run = TrainerRun("TRL", self._log, Settings(trainer).apply)
+        self._run.planned = lambda: trainer.state.max_steps if trainer.state.max_steps > 0 else None
         self._applied: float | None = None
         self._update = Update(trainer, self._log, update_rollouts)
         self._generations = Generations(trainer, self._log, self._update)
-        self._arrivals = Arrivals("TRL", self._log)
-        self._corrections = Corrections("TRL", self._log, Settings(trainer).apply)
         self._guarded("observe the trainer", self._observe)
         if notary:
             self._guarded("observe the weight sync", self._observe_sync)
@@ -167,8 +164,8 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
 
         accelerator = self._trainer.accelerator
         sent = tensors_of(generation._iter_named_params(), generation.llm.llm_engine.model_config.dtype)
-        if self._client is not None:
-            self._client.log_weights(
+        if self._run.client is not None:
+            self._run.client.log_weights(
                 self._trainer.state.global_step + 1,
                 trainer=sent if accelerator.is_main_process else None,
                 engines={str(accelerator.process_index): ask_vllm(generation.llm, held_by_worker)},
@@ -181,12 +178,9 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         # After an error training starts again without an end, also after that of `auto_find_batch_size` in older
         # releases.
         self._forget_start()
-        if self._client is None:
-            name = self._run_key or os.environ.get("FORESHOCK_RUN_KEY") or getattr(args, "run_name", None)
-            self._client = Client(run_key=name)
-            # Another `train()` is another attempt of the same run.
-            self._run_key = self._client.run_key
-        self._client.tell_remarks_of(self._log)
+        name = self._run_key or os.environ.get("FORESHOCK_RUN_KEY") or getattr(args, "run_name", None)
+        # Another `train()` is another attempt of the same run.
+        self._run_key = self._run.connect(name, self._run.client or self._given_client).run_key
         configuration = self._trainer.model.config
         description = {
             "model": configuration.name_or_path or None,
@@ -202,27 +196,28 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         known = self._generations.attributes()
         fingerprint = with_precision(known.trainer_fingerprint, _precision(self._trainer))
         self._attributes = replace(known, trainer_fingerprint=fingerprint)
-        self._client.start_run(
+        leads = state.is_world_process_zero
+        self._run.start(
+            state.global_step + 1,
+            leads=leads,
+            saved=self._saved_advice() if leads and state.global_step > 0 else None,
             **description,
-            resume_step=state.global_step + 1,
             shard=accelerator.process_index,
             shards=accelerator.num_processes,
             attributes=known,
         )
-        if state.is_world_process_zero:
-            self._feed = AdviceFeed(self._client)
-            if self._on_rollback is not None:
-                self._feed.on_rollback(self._on_rollback)
-            if state.global_step > 0:
-                self._guarded("load the saved advice", self._load_advice)
-                await_first_advice(self._feed, self._log)
+        if self._run.feed is not None and self._on_rollback is not None:
+            self._run.feed.on_rollback(self._on_rollback)
 
-    def _load_advice(self) -> None:
+    def _saved_advice(self) -> dict[str, Any] | None:
+        """Return the advice in the checkpoint. The folder may be another run's: any answer to this attempt is newer."""
         path = None if self._resumed_from is None else self._resumed_from / ADVICE_FILE
-        saved = parse_json(path.read_text())["advice"] if path is not None and path.is_file() else None
-        if self._feed is not None and saved is not None:
-            # The folder may be another run's: any answer to this attempt is newer.
-            self._feed.load_state_dict({"advice": {**saved, "attempt": 0, "revision": 0}})
+        try:
+            saved = parse_json(path.read_text())["advice"] if path is not None and path.is_file() else None
+            return saved and {"advice": Advice.from_json({**saved, "attempt": 0, "revision": 0}).to_json()}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._log.warning("saved advice", f"the advice in {path} cannot be read: {error!r}")
+            return None
 
     def _of_first_process(self, value: Any) -> Any:
         """Return process 0's `value` in all processes; each of them calls this in the same hook of the same step."""
@@ -233,76 +228,65 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         return broadcast_object_list([value])[0]
 
     def _apply(self, step: int) -> None:
-        own: Decisions = (1.0, None)
-        if self._feed is not None:
-            own = self._feed.scale(step), self._feed.correction(step)
-            self._feed.rollback(step)
-        scale, correction = self._of_first_process(own)
-        self._corrections.follow(correction, step, self._feed)
-        optimizer = self._trainer.optimizer
-        applied = apply_scale(optimizer, scale)
+        feed, optimizer = self._run.feed, self._trainer.optimizer
+        if feed is not None:
+            feed.rollback(step)
+        scale, correction = self._of_first_process(self._run.decisions(step))
+        self._run.corrections.follow(correction, step, feed)
+        self._run.apply(optimizer, scale, step)
         self._applied = applied_learning_rates(optimizer)[0]
-        if applied and self._feed is not None:
-            self._feed.acknowledge(step, self._applied, scale)
 
     def _save_wanted(self, control: Any, next_step: int) -> None:
         """Let all processes save a checkpoint if the service asks for the weights of the next step."""
         # Saving is a collective, and only process 0 follows the requests. They are read at the end of the step: if
         # every step is asked for, a request arrives during the step before.
         wanted = None
-        if self._feed is not None and self._client is not None and self._weights_root is not None:
-            wanted = self._client.want_weights_at_step
+        if self._run.feed is not None and self._run.client is not None and self._weights_root is not None:
+            wanted = self._run.client.want_weights_at_step
         control.should_save |= self._of_first_process(wanted) == next_step
 
     def _log_rollouts(self, step: int) -> None:
         accelerator = self._trainer.accelerator
         taken = self._generations.take()
-        if self._client is None:
+        if self._run.client is None:
             return
         shards = len(taken) * accelerator.num_processes
         for number, rollouts in enumerate(taken):
-            self._arrivals.note_rollouts()
             shard = accelerator.process_index * len(taken) + number
             columns = rollouts.columns(step, number)
             attributes = replace(self._attributes, trainer_weights_version=rollouts.weights_version)
-            self._client.log_rollouts(step, columns, shard=shard, shards=shards, attributes=attributes, copy=False)
+            self._run.log_columns(step, columns, shard=shard, shards=shards, attributes=attributes, copy=False)
 
     def _log_update(self, step: int) -> None:
         moved = self._update.measure()
-        if moved is not None and self._client is not None:
-            self._client.log_scalars(step, {"update_k3": moved})
+        if moved is not None and self._run.client is not None:
+            self._run.client.log_scalars(step, {"update_k3": moved})
 
     def _log_metrics(self, state: Any, logs: Mapping[str, Any]) -> None:
-        if self._client is not None:
-            numbers = {
-                _RENAMED.get(name, name): value for name, value in logs.items() if isinstance(value, int | float)
-            }
-            if state.max_steps > 0:
-                numbers[LAST_STEP_NAME] = state.max_steps
-            self._arrivals.note_metrics(state.global_step)
-            self._client.log_scalars(state.global_step, numbers)
+        if self._run.client is not None:
+            self._run.log_metrics(state.global_step, {_RENAMED.get(name, name): value for name, value in logs.items()})
 
     def _announce(self, args: Any, step: int) -> None:
         name = f"checkpoint-{step}"
         folder = Path(args.output_dir) / name
-        if self._feed is not None:
-            (folder / ADVICE_FILE).write_text(json.dumps(self._feed.state_dict()))
-        if self._client is not None and self._weights_root is not None:
-            self._client.log_checkpoint(
+        if self._run.feed is not None:
+            (folder / ADVICE_FILE).write_text(json.dumps(self._run.feed.state_dict()))
+        if self._run.client is not None and self._weights_root is not None:
+            self._run.client.log_checkpoint(
                 step + 1, root=self._weights_root, path=name, local_folder=folder, weights_version=step
             )
 
     def _forget_start(self) -> None:
         """Close the feed, and forget the applied rate and rollouts that were not logged."""
-        feed, self._feed, self._applied = self._feed, None, None
+        feed, self._run.feed, self._applied = self._run.feed, None, None
         self._generations.take()
         if feed is not None:
             feed.close()
 
     def _end(self, *, finished: bool) -> None:
-        leads, client = self._feed is not None, self._client
+        leads, client = self._run.feed is not None, self._run.client
         # The next `train()` of this trainer starts another attempt, with the rate that TRL has.
-        self._client = self._given_client
+        self._run.client = None
         self._forget_start()
         if client is not None:
             if leads and finished:

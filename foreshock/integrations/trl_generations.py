@@ -23,7 +23,7 @@ from foreshock.diagnosis.wording import plural
 from foreshock.fingerprint import Fingerprint
 from foreshock.integrations import clip_range
 from foreshock.integrations.hooks import observe
-from foreshock.integrations.releases import installed, known_versions, warn_of_unknown_version
+from foreshock.integrations.releases import KNOWN_VERSIONS, installed, warn_of_unknown_version
 from foreshock.integrations.trl_update import Update
 from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
@@ -100,7 +100,7 @@ class Generations:
             self._log.warning(
                 "methods",
                 f"TRL {importlib.metadata.version('trl')}: {type(trainer).__name__} has no {missing[0]}, so metrics "
-                f"are logged and rollouts are not. Known versions: {known_versions('trl')}.",
+                f"are logged and rollouts are not. Known versions: {KNOWN_VERSIONS['trl']}.",
             )
             return
         observe(trainer, "_generate", self._log, after=self._note_tokens)
@@ -190,7 +190,7 @@ class Generations:
         self._log.warning(
             f"no {what}",
             f"{type(self._trainer).__name__} of TRL {installed('trl')}: {reason}. Not logged: {what}. Known versions: "
-            f"{known_versions('trl')}.",
+            f"{KNOWN_VERSIONS['trl']}.",
         )
 
     def _begin(self, _arguments: Any, _keywords: Any) -> None:

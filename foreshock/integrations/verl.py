@@ -28,17 +28,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
-from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.fingerprint import with_precision
-from foreshock.integrations.first_advice import await_first_advice, modes_of_environment
-from foreshock.integrations.hooks import Arrivals, Corrections, guard, is_number, is_observed, mark_observed, observe
-from foreshock.integrations.releases import known_versions, warn_of_unknown_version
+from foreshock.integrations.hooks import guard, is_number, is_observed, mark_observed, observe
+from foreshock.integrations.releases import KNOWN_VERSIONS, warn_of_unknown_version
+from foreshock.integrations.trainer_run import TrainerRun, modes_of_environment
 from foreshock.integrations.verl_columns import attributes_of, columns_of, precision_of
 from foreshock.integrations.verl_correction import Settings
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
-from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.model_kind import model_kind_of_folder
 from foreshock.rollouts.attributes import BatchAttributes
 
@@ -48,24 +45,21 @@ SCALE_KEY = "foreshock_learning_rate_scale"
 log = LogOnce("foreshock.integrations.verl")
 
 
-class VerlRun:
+class VerlRun(TrainerRun):
     """The run of the trainer of this process."""
 
     def __init__(self, trainer: Any) -> None:
+        super().__init__("verl", log, Settings(trainer).apply)
         self.trainer = trainer
         self.response_mask: Any = None
         self.entropy: Any = None
-        self.arrivals = Arrivals("verl", log)
-        configuration = trainer.config
-        name = f"{configuration.trainer.project_name}/{configuration.trainer.experiment_name}"
-        self.client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or name)
+        self.planned = lambda: getattr(trainer, "total_training_steps", None)
         # What was said before concerns the release; the rest concerns this run and is forgotten with it.
         self._of_the_release = log.keys
-        self.client.tell_remarks_of(log)
-        self.feed: AdviceFeed | None = None
-        self.corrections = Corrections("verl", log, Settings(trainer).apply)
+        configuration = trainer.config.trainer
+        name = f"{configuration.project_name}/{configuration.experiment_name}"
+        self.client = self.connect(os.environ.get("FORESHOCK_RUN_KEY") or name)
         self._started = False
-        self._advised = False
 
     @property
     def step(self) -> int:
@@ -93,7 +87,7 @@ class VerlRun:
         fingerprint = with_precision(known.trainer_fingerprint, precision)
         return replace(known, trainer_fingerprint=fingerprint, trainer_weights_version=weights_version)
 
-    def start(self, resume_step: int | None = None) -> None:
+    def begin(self, resume_step: int | None = None) -> None:
         """Describe the run before its first data; the trainer has loaded its checkpoint by then.
 
         `resume_step`: the first step of this attempt; None: the trainer's.
@@ -103,7 +97,8 @@ class VerlRun:
         self._started = True
         configuration = self.trainer.config
         actor = configuration.actor_rollout_ref
-        self.client.start_run(
+        self.start(
+            self.step if resume_step is None else resume_step,
             model=str(actor.model.path),
             trainer=f"verl {importlib.metadata.version('verl')} {actor.actor.get('strategy', '')}".strip(),
             engine=str(actor.rollout.name),
@@ -112,45 +107,28 @@ class VerlRun:
             model_kind=model_kind_of_folder(str(actor.model.path)),
             **precision_of(actor.actor),
             **modes_of_environment(),
-            resume_step=self.step if resume_step is None else resume_step,
             shard=0,
             shards=1,
             attributes=attributes_of(configuration),
         )
-        self.feed = AdviceFeed(self.client)
 
-    def scale(self) -> float | None:
-        """Return the scale of the trainer's step; None before the start. A resumed run's first step waits for it."""
-        if self.feed is None:
-            return None
-        step = self.step
-        if step > 1 and not self._advised:
-            await_first_advice(self.feed, log)
-        self._advised = True
-        return self.feed.scale(step)
-
-    def warn_of_missing_log_probs(self, columns: dict[str, Any]) -> None:
-        """Warn if log-probs of a side are missing; the engine's with the option that turns them on."""
-        if "rollout_log_probs" not in columns:
-            log.warning(
-                "no rollout log-probs",
-                "verl's batch has no rollout_log_probs, so there is no training-inference mismatch to measure: set "
-                "actor_rollout_ref.rollout.calculate_log_probs=True. Lengths, rewards and metrics are logged.",
-            )
-        elif "trainer_log_probs" not in columns:
-            log.warning(
-                "no trainer log-probs",
-                "verl's batch has no old_log_probs that fit, so there is no training-inference mismatch to measure. "
-                "The rest is logged.",
-            )
+    def log_batch(self, step: int, columns: dict[str, Any], **shard: Any) -> None:
+        """Log the columns of a batch, and warn if log-probs of a side are missing."""
+        self.warn_of_missing_log_probs(
+            columns,
+            "batch has no rollout_log_probs (set actor_rollout_ref.rollout.calculate_log_probs=True)",
+            "batch has no old_log_probs that fit",
+        )
+        self.log_columns(step, columns, **shard)
 
     def end(self, *, failed: bool) -> None:
         """Mark the run as finished or failed and deliver what is left."""
         if self.feed is not None:
             self.feed.close()
-        if self._started:
-            self.client.finish(failed=failed)
-        self.client.close()
+        if self.client is not None:
+            if self._started:
+                self.client.finish(failed=failed)
+            self.client.close()
         log.forget_all_but(self._of_the_release)
 
 
@@ -251,7 +229,7 @@ def missing(trainer_class: Any, methods: tuple[str, ...]) -> bool:
         log.warning(
             f"methods of {name}",
             f"verl {importlib.metadata.version('verl')}: {name} has no {absent[0]}, so rollouts are not logged; "
-            f"metrics are. Known versions: {known_versions('verl')}.",
+            f"metrics are. Known versions: {KNOWN_VERSIONS['verl']}.",
         )
     return bool(absent)
 
@@ -266,7 +244,7 @@ def announce_checkpoint(_arguments: Any, _keywords: Any, _result: Any) -> None:
         return
     path = f"global_step_{run.step}/actor/huggingface"
     folder = Path(str(run.trainer.config.trainer.default_local_dir)) / path
-    if root and any(folder.glob("*.safetensors")):
+    if root and run.client is not None and any(folder.glob("*.safetensors")):
         run.client.log_checkpoint(run.step + 1, root=root, path=path, local_folder=folder, weights_version=run.step)
 
 
@@ -323,12 +301,11 @@ def _log_rollouts(_arguments: Any, _keywords: Any, result: Any) -> None:
     # v1 trainers call it with columns of their own, and are observed elsewhere.
     if run is None or is_observed(run.trainer, "_compute_advantage"):
         return
-    run.start()
+    run.begin()
     columns = columns_of(result, log, response_mask=run.response_mask, entropy=run.entropy)
     run.response_mask = run.entropy = None
     if columns is None:
         return
-    run.warn_of_missing_log_probs(columns)
     shard: dict[str, Any] = {}
     if hasattr(run.trainer, "current_param_version"):
         # It makes several updates between two weight syncs, all with the log-probs of the weights of the first.
@@ -344,8 +321,7 @@ def _log_rollouts(_arguments: Any, _keywords: Any, result: Any) -> None:
     elif run.is_synchronous:
         columns["weights_version"] = np.full(columns["response_token_ids"].shape, run.step - 1, np.int32)
         shard = {"attributes": run.attributes(run.step - 1)}
-    run.arrivals.note_rollouts()
-    run.client.log_rollouts(run.step, columns, **shard)
+    run.log_batch(run.step, columns, **shard)
 
 
 def one_version_each(first: Any, last: Any) -> NDArray[np.int32] | None:
@@ -371,26 +347,21 @@ def _log_metrics(arguments: tuple[Any, ...], keywords: Mapping[str, Any], _resul
     if run is None:
         return
     named = dict(zip(("self", "data", "step"), arguments, strict=False)) | dict(keywords)
-    numbers = {name: float(value) for name, value in named["data"].items() if is_number(value)}
-    step = int(named["step"])
+    metrics, step = named["data"], int(named["step"])
     # verl validates the weights of a checkpoint before the step after it, which is the first of this attempt.
-    validates = step > 0 and "training/global_step" not in numbers
-    run.start(step + 1 if validates else None)
-    planned: Any = getattr(run.trainer, "total_training_steps", None)
-    plan = {LAST_STEP_NAME: float(planned)} if is_number(planned) else {}
-    run.arrivals.note_metrics(step)
-    run.client.log_scalars(step, numbers | plan)
-    rate = numbers.get("actor/lr")
-    if rate is not None and run.feed is not None:
-        run.feed.acknowledge(step, rate)
+    validates = step > 0 and "training/global_step" not in metrics
+    run.begin(step + 1 if validates else None)
+    run.log_metrics(step, metrics)
+    rate = metrics.get("actor/lr")
+    if is_number(rate) and run.feed is not None:
+        run.feed.acknowledge(step, float(rate))
 
 
 def send_scale(arguments: tuple[Any, ...], _keywords: Any, carrier: str = "meta_info") -> None:
     """Send the advised scale along with a batch; `carrier` is the batch's mapping that workers get."""
     run = current_run()
-    scale = None if run is None else run.scale()
-    if scale is not None:
-        getattr(arguments[1], carrier)[SCALE_KEY] = scale
+    if run is not None and run.feed is not None:
+        getattr(arguments[1], carrier)[SCALE_KEY] = run.feed.scale(run.step)
 
 
 def _apply_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:

@@ -63,7 +63,7 @@ def _log_rollouts(arguments: tuple[Any, ...], _keywords: Any, _result: Any) -> N
     trainer, batch = arguments[:2]
     run = current_run()
     if run is not None:
-        run.start()
+        run.begin()
         _log_batch(run, trainer, batch)
 
 
@@ -76,9 +76,7 @@ def _log_batch(run: VerlRun, trainer: Any, batch: Any) -> None:
     tags = [tag for tag in batch.tags if not tag.get("is_padding", False)]
     ends = ([tag.get(name) for tag in tags] for name in ("min_global_steps", "max_global_steps"))
     columns = _columns_of(data, one_version_each(*ends))
-    run.warn_of_missing_log_probs(columns)
-    run.arrivals.note_rollouts()
-    run.client.log_rollouts(
+    run.log_batch(
         step,
         columns,
         shard=int(trainer.local_trigger_step),

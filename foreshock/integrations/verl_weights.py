@@ -112,9 +112,10 @@ def _compare(run: VerlRun, manager: Any, step: int) -> None:
     if name != "vllm":
         log.warning("notary", f"FORESHOCK_NOTARY compares the weights of vLLM only; this run samples with {name}")
         return
-    run.start(step)
+    run.begin(step)
     sent = joined(each for each in run.trainer.actor_rollout_wg.foreshock_sent() if each)
     # The first server of a replica speaks for all its nodes.
     asked = {str(each.replica_rank): each.servers[0].foreshock_weights.remote() for each in manager.replicas}
     held = dict(zip(asked, ray.get(list(asked.values())), strict=True))
-    run.client.log_weights(step, trainer=sent, engines=held)
+    if run.client is not None:
+        run.client.log_weights(step, trainer=sent, engines=held)

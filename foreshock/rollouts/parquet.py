@@ -90,10 +90,9 @@ class ReadRollouts:
 def read_rollouts(data: Body, limits: DecodeLimits) -> ReadRollouts:
     """Decode and validate as `decode_rollouts`; also return whether the body can be stored unchanged."""
     with arrow_errors():
-        body = _body(data, limits)
-        file = open_checked(pa.BufferReader(body), ROLLOUT_COLUMNS, limits)
+        file = open_checked(pa.BufferReader(_body(data, limits)), ROLLOUT_COLUMNS, limits)
         batch = to_batch(read_all(file, limits))
-        own_layout = has_own_layout(file, body)
+        own_layout = has_own_layout(file)
     validate_rollouts(batch, limits)
     # Attributes of a newer release are not kept.
     known = (file.metadata.metadata or {}).get(ATTRIBUTES_KEY) == batch.attributes.to_json().encode()

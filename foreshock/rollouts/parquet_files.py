@@ -8,10 +8,9 @@ pages.
 """
 
 import contextlib
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,9 +37,6 @@ _BATCH_ROWS = 1_024
 _ALL: Collection[str] = ()
 _SAMPLE_ID = next(column for column in ROLLOUT_COLUMNS if column.name == "sample_id")
 _OWN_KEYS = [b"ARROW:schema", ATTRIBUTES_KEY]
-# The page header in Thrift's compact protocol: the fields 1 to 4 are numbers; 4 is the checksum, which is optional.
-_HEADER_WITH_CHECKSUM = re.compile(rb"(?:\x15[\x80-\xff]*[\x00-\x7f]){4}")
-_LONGEST_HEADER_START = 64
 
 
 class OpenableFile(Protocol):
@@ -129,42 +125,27 @@ def read_all(file: pq.ParquetFile, limits: DecodeLimits) -> ColumnReader:
     return ColumnReader(table, limits)
 
 
-def has_own_layout(file: pq.ParquetFile, body: pa.Buffer) -> bool:
-    """Return True if a body has the layout of `encode_rollouts`, so that it can be stored unchanged.
+def has_own_layout(file: pq.ParquetFile) -> bool:
+    """Return True if a file has the layout of `encode_rollouts`, so that it can be stored unchanged.
 
-    Encoding again takes as long as decoding. A body of another writer, for example without page checksums or with one
-    large row group, is encoded again, so that all stored files are read in the same way. Call this only for a file that
-    was read: Arrow ends the process if it is asked for a column chunk that it could not read.
+    Encoding again takes as long as decoding. A body of another writer, for example with one large row group, is encoded
+    again, so that all stored files are read in the same way. Call this only for a file that was read: Arrow ends the
+    process if it is asked for a column chunk that it could not read.
     """
     metadata = file.metadata
     schema = metadata.schema.to_arrow_schema()
     specs = [column for column in ROLLOUT_COLUMNS if column.name in schema.names]
-    if [column.name for column in specs] != schema.names or sorted(metadata.metadata or {}) != _OWN_KEYS:
-        return False
-    # Arrow checks only the end; other readers refuse a file that does not begin with the magic bytes.
-    if bytes(memoryview(body)[: len(_MAGIC)]) != _MAGIC:
-        return False
-    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    if any(each != ROLLOUTS_PER_ROW_GROUP for each in rows[:-1]) or not 0 < rows[-1] <= ROLLOUTS_PER_ROW_GROUP:
-        return False
-    position = len(_MAGIC)
-    for group in range(len(rows)):
-        for index, column in enumerate(specs):
-            chunk = metadata.row_group(group).column(index)
-            start = chunk.dictionary_page_offset or chunk.data_page_offset
-            header = bytes(memoryview(body)[start : start + _LONGEST_HEADER_START])
-            if (
-                schema.types[index] not in column.arrow_types()
-                or chunk.compression != "ZSTD"
-                or chunk.is_stats_set
-                or start != position
-                or not set(chunk.encodings) <= _own_encodings(column, schema.types[index])
-                or not _HEADER_WITH_CHECKSUM.match(header)
-            ):
-                return False
-            position += chunk.total_compressed_size
-    # Every byte before the footer belongs to a page.
-    return bool(position == body.size - _TRAILER_BYTES - metadata.serialized_size)
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    chunks = (group.column(index) for group in groups for index in range(len(specs)))
+    return (
+        [column.name for column in specs] == schema.names
+        and sorted(metadata.metadata or {}) == _OWN_KEYS
+        and all(kind in column.arrow_types() for column, kind in zip(specs, schema.types, strict=True))
+        and all(group.num_rows == ROLLOUTS_PER_ROW_GROUP for group in groups[:-1])
+        and groups[-1].num_rows <= ROLLOUTS_PER_ROW_GROUP
+        # Other writers have statistics by default, and no page checksums.
+        and all(chunk.compression == "ZSTD" and not chunk.is_stats_set for chunk in chunks)
+    )
 
 
 @contextlib.contextmanager
@@ -311,9 +292,3 @@ def _accepts(column: ColumnSpec, given: pa.DataType) -> bool:
     if column.dtype.kind == "f":
         return bool(pa.types.is_floating(values))
     return bool(pa.types.is_integer(values))
-
-
-def _own_encodings(column: ColumnSpec, given: pa.DataType) -> set[Any]:
-    if column.is_string:
-        return {"PLAIN", "RLE", "RLE_DICTIONARY"}
-    return {"BYTE_STREAM_SPLIT" if column.dtype.kind == "f" and is_list_type(given) else "PLAIN", "RLE"}

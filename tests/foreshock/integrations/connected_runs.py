@@ -23,6 +23,7 @@ from unittest.mock import MagicMock
 import numpy as np
 
 from foreshock.integrations import connect as connecting
+from foreshock.integrations import trainer_run
 from foreshock.learning_rate.levers import Correction
 
 PROMPT, LENGTHS = 2, (3, 5)
@@ -334,6 +335,6 @@ if __name__ == "__main__":
     sys.meta_path.append(_Absent(sys.argv[2:]))
     # AReaL names formatters of a package that is absent.
     vars(logging.config)["dictConfig"] = lambda _: None
-    vars(connecting).update(Client=Client, AdviceFeed=Feed)
+    vars(trainer_run).update(Client=Client, AdviceFeed=Feed)
     {"tinker-cookbook": tinker_cookbook, "openrlhf": openrlhf, "skyrl": skyrl, "areal": areal}[sys.argv[1]]()
     print(json.dumps(Client.newest.told))

@@ -16,8 +16,8 @@ from foreshock.client.reporting import LogOnce
 from foreshock.errors import ConfigurationError
 from foreshock.integrations.batches import columns_of_batch
 from foreshock.integrations.connect import KINDS, connect
-from foreshock.integrations.releases import RELEASES
 from scripts.frameworks_page import FRAMEWORKS, PAGE, page
+from scripts.releases import RELEASES
 from tests.foreshock.importers.make_dumps import DUMPS
 from tests.foreshock.importers.reading import recorded
 from tests.foreshock.integrations.connected_runs import (

@@ -7,7 +7,7 @@ import pytest
 
 from foreshock.client.reporting import LogOnce
 from foreshock.integrations import trl_correction, verl_correction
-from foreshock.integrations.hooks import Corrections, of_the_leader
+from foreshock.integrations.trainer_run import Corrections, of_the_leader
 from foreshock.learning_rate.levers import Correction
 
 omegaconf = pytest.importorskip("omegaconf")

@@ -9,15 +9,9 @@ import pytest
 
 from foreshock.client.reporting import LogOnce
 from foreshock.integrations import releases
-from foreshock.integrations.releases import (
-    INDEXED,
-    RELEASES,
-    Releases,
-    is_known,
-    known_versions,
-    warn_of_unknown_version,
-)
+from foreshock.integrations.releases import KNOWN_VERSIONS, is_known, warn_of_unknown_version
 from foreshock.integrations.slime_framework import FRAMEWORKS, Framework
+from scripts.releases import INDEXED, RELEASES, Releases
 
 SOURCES = Path(os.environ.get("FORESHOCK_RELEASE_SOURCES") or Path(sys.prefix) / "releases")
 CASES = [(name, version) for name in INDEXED for row in RELEASES[name] if row.places for version in row.versions]
@@ -90,11 +84,17 @@ def test_an_unknown_release_gets_one_line(monkeypatch: pytest.MonkeyPatch, caplo
         warn_of_unknown_version("trl", log)
     (record,) = caplog.records
     assert "trl 1.99.0 is not known" in record.message
-    assert record.message.endswith(f"Known versions: {known_versions('trl')}.")
+    assert record.message.endswith(f"Known versions: {KNOWN_VERSIONS['trl']}.")
 
 
 def test_a_known_release_logs_no_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(releases, "installed", lambda _: "0.9.1")
     warn_of_unknown_version("verl", LogOnce("foreshock.tests"))
     assert not caplog.records
-    assert known_versions("verl") == "0.6, 0.7, 0.8, 0.9"
+
+
+def test_known_versions_are_those_of_the_table() -> None:
+    for framework, rows in RELEASES.items():
+        versions = (version.split(".")[:2] for row in rows for version in row.versions)
+        assert KNOWN_VERSIONS[framework].split(", ") == list(dict.fromkeys(".".join(minor) for minor in versions))
+    assert KNOWN_VERSIONS.keys() == RELEASES.keys()

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from foreshock import Client
 from foreshock.client.reporting import LogOnce
-from foreshock.integrations.hooks import Corrections
+from foreshock.integrations.trainer_run import Corrections
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.control_loop import LARGEST_RISE
 from foreshock.learning_rate.decisions import STEPS_OF_A_RISE

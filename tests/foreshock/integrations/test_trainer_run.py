@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from foreshock.client.reporting import LogOnce
-from foreshock.integrations.first_advice import await_first_advice
+from foreshock.integrations.trainer_run import await_first_advice
 from foreshock.learning_rate.advice import Advice
 
 
