@@ -17,7 +17,7 @@ from foreshock.api.replays import ExactMeasures, MeanRecord
 from foreshock.measures.estimators.bootstrap import effective_number, nonnegative_intervals
 from foreshock.measures.estimators.intervals import sums_of_clusters
 from foreshock.measures.estimators.token import k3_kl
-from foreshock.measures.inputs import check_size, group_names, numbers_of
+from foreshock.measures.inputs import generated_tokens, group_names
 from foreshock.measures.statistics.clusters import clusters_of
 from foreshock.rollouts.arrays import row_counts, row_sums
 
@@ -44,9 +44,7 @@ def measure_exact(
     prompts, by which intervals are clustered; a rollout without one is its own group. Raises InvalidRolloutsError if
     sizes do not fit.
     """
-    size = int(offsets[-1])
-    generated = np.ones(size, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
-    check_size("response_mask", generated, size)
+    generated = generated_tokens(mask, int(offsets[-1]))
     names = group_names(group_ids, offsets.size - 1)
     with np.errstate(invalid="ignore", over="ignore"):
         exact = {name: value.astype(np.float64) for name, value in values.items()}

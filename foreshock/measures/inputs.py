@@ -95,6 +95,13 @@ def check_size(column: str, array: NDArray[Any], tokens: int) -> None:
         )
 
 
+def generated_tokens(mask: ArrayLike | None, tokens: int) -> NDArray[np.bool_]:
+    """Return whether the model sampled each token, [tokens]; `mask` None: all. Raises InvalidRolloutsError."""
+    generated = np.ones(tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
+    check_size("response_mask", generated, tokens)
+    return generated
+
+
 def group_names(group_ids: Iterable[object] | None, rollouts: int) -> list[str | None]:
     """Return the prompt group of each rollout, [N], None if it has none; integers are valid names.
 

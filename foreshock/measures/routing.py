@@ -22,7 +22,7 @@ from foreshock.errors import InvalidRolloutsError
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.estimators.token import k3_kl, log_ratio
-from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
+from foreshock.measures.inputs import check_size, cuts_of, generated_tokens, group_names, numbers_of
 from foreshock.measures.statistics.clusters import clusters_of
 from foreshock.rollouts.arrays import row_sums
 
@@ -118,8 +118,7 @@ def measure_routing(
     log_probs = {name: numbers_of(name, value) for name, value in given.items()}
     for name, values in log_probs.items():
         check_size(name, values, tokens)
-    generated = np.ones(tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
-    check_size("response_mask", generated, tokens)
+    generated = generated_tokens(mask, tokens)
     with np.errstate(invalid="ignore"):
         d = log_ratio(*log_probs.values())
     known = (target != UNKNOWN_EXPERT).all(axis=(1, 2)) & (behaviour != UNKNOWN_EXPERT).all(axis=(1, 2))

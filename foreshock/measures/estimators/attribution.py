@@ -29,7 +29,7 @@ from foreshock.measures.estimators.bootstrap import (
     bootstrap_intervals,
 )
 from foreshock.measures.estimators.intervals import Interval
-from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
+from foreshock.measures.inputs import check_size, cuts_of, generated_tokens, group_names, numbers_of
 from foreshock.rollouts.arrays import offsets_of_lengths, row_counts
 from foreshock.scorers import REFERENCE, cause_of_link, chain_of, middle_of_chain
 
@@ -84,10 +84,11 @@ class _Shared:
         cuts = cuts_of(offsets)
         tokens = int(cuts[-1])
         arrays = {name: numbers_of(name, value).astype(np.float64) for name, value in scores.items()}
-        keep = np.ones(tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
-        for name, array in (*arrays.items(), ("response_mask", keep)):
+        for name, array in arrays.items():
             check_size(name, array, tokens)
-        keep = np.logical_and.reduce([keep, *(np.isfinite(values) for values in arrays.values())])
+        keep = np.logical_and.reduce(
+            [generated_tokens(mask, tokens), *(np.isfinite(values) for values in arrays.values())]
+        )
         lengths = row_counts(keep, cuts)
         rows, names = np.flatnonzero(lengths), group_names(group_ids, cuts.size - 1)
         keys = [f"r{row}" if names[row] is None else f"g{names[row]}" for row in rows.tolist()]

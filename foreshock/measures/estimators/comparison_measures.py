@@ -46,9 +46,7 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
         "surprisal_z": surprisal_z if entropy_tokens else math.nan,
         "tokens": tokens,
         "rollouts": statistics.rollouts,
-        "incomplete_rollouts": statistics.count("incomplete_rollouts"),
-        "nonfinite_target": statistics.nonfinite_target,
-        "nonfinite_behaviour": statistics.nonfinite_behaviour,
+        **{name: statistics.count(name) for name in ("incomplete_rollouts", "nonfinite_target", "nonfinite_behaviour")},
         # Bootstrap intervals need one row per rollout.
         **{f"{name}_bootstrap_{end}": math.nan for name in BOOTSTRAPPED for end in ("low", "high")},
     }

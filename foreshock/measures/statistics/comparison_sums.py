@@ -94,16 +94,6 @@ class ComparisonSums:
         """The number of rollouts, including those without a measured token."""
         return self.count("rollouts")
 
-    @property
-    def nonfinite_target(self) -> int:
-        """The number of model-generated tokens whose target log-prob is NaN, ±inf or a placeholder."""
-        return self.count("nonfinite_target")
-
-    @property
-    def nonfinite_behaviour(self) -> int:
-        """The number of model-generated tokens whose behaviour log-prob is NaN, ±inf or a placeholder."""
-        return self.count("nonfinite_behaviour")
-
     def condition_table(self, name: str) -> BucketTable:
         """Return the mismatch by one of CONDITIONS; the means of an empty bucket are NaN."""
         return self.conditions[name].table(CONDITIONS[name].edges)

@@ -52,11 +52,12 @@ class Bisection:
 
 @dataclass(slots=True)
 class Tried:
-    """The certificates by release, those that could not be made with the reason, and what differs from the first."""
+    """The certificates by release, those that could not be made with the reason, and the rows that became worse or
+    better than in the first."""
 
     certificates: dict[str, Certificate] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    moved: dict[str, list[Moved]] = field(default_factory=dict)
+    changes: dict[str, list[Moved]] = field(default_factory=dict)
 
 
 def bisect(asked: Bisection, log: Callable[[str], None]) -> tuple[list[str], bool]:
@@ -69,7 +70,7 @@ def bisect(asked: Bisection, log: Callable[[str], None]) -> tuple[list[str], boo
     if before is None or after is None or before == after:
         raise ConfigurationError("; ".join([f"fewer than two releases of {asked.package} certify", *_reasons(tried)]))
     first, last = before, after
-    while _differs(tried, last):
+    while tried.changes[last]:
         between = releases[releases.index(before) + 1 : releases.index(after)]
         untried = [each for each in between if each not in tried.skipped]
         if not untried:
@@ -77,9 +78,9 @@ def bisect(asked: Bisection, log: Callable[[str], None]) -> tuple[list[str], boo
         middle = untried[len(untried) // 2]
         if not _try(asked, middle, tried, log):
             continue
-        before, after = (before, middle) if _differs(tried, middle) else (middle, after)
+        before, after = (before, middle) if tried.changes[middle] else (middle, after)
     lines = _table(releases, tried)
-    if not _differs(tried, last):
+    if not tried.changes[last]:
         return [*lines, "", f"No row differs between {first} and {last}.", *_reasons(tried)], False
     unknown = releases[releases.index(before) + 1 : releases.index(after)]
     change = f"{asked.package} {after} is the first release that changed a row; {before} did not."
@@ -87,7 +88,7 @@ def bisect(asked: Bisection, log: Callable[[str], None]) -> tuple[list[str], boo
         change = (
             f"A row changed after {asked.package} {before} and by {after}; {', '.join(unknown)} could not be tried."
         )
-    changes = [f"  {each.change}: {each.row}: {each.sentence}" for each in _changes(tried, after)]
+    changes = [f"  {each.change}: {each.row}: {each.sentence}" for each in tried.changes[after]]
     return [*lines, "", change, *changes, *_reasons(tried)], True
 
 
@@ -126,15 +127,14 @@ def _try(asked: Bisection, release: str, tried: Tried, log: Callable[[str], None
         if not out.is_file():
             raise ConfigurationError(f"it made no certificate: {last}")
         certificate = read_certificate(out)
-        tried.moved[release] = [
-            moved for each in list(tried.certificates.values())[:1] for moved in compare(certificate, each)
-        ]
+        moved = [each for first in list(tried.certificates.values())[:1] for each in compare(certificate, first)]
+        tried.changes[release] = [each for each in moved if each.change in ("worse", "better")]
     except (OSError, ConfigurationError) as error:
         tried.skipped[release] = str(error)
         log(f"{release}: skipped: {error}")
         return False
     tried.certificates[release] = certificate
-    log(f"{release}: {len(_changes(tried, release))} rows differ from {next(iter(tried.certificates))}")
+    log(f"{release}: {len(tried.changes[release])} rows differ from {next(iter(tried.certificates))}")
     return True
 
 
@@ -187,15 +187,6 @@ def _run(
     return last[:300]
 
 
-def _changes(tried: Tried, release: str) -> list[Moved]:
-    """Return the rows that became worse or better than those of the first release."""
-    return [each for each in tried.moved[release] if each.change in ("worse", "better")]
-
-
-def _differs(tried: Tried, release: str) -> bool:
-    return bool(_changes(tried, release))
-
-
 def _reasons(tried: Tried) -> list[str]:
     return [f"{release} was skipped: {why}" for release, why in tried.skipped.items()]
 
@@ -203,7 +194,7 @@ def _reasons(tried: Tried) -> list[str]:
 def _table(releases: Sequence[str], tried: Tried) -> list[str]:
     """Return a line a row, with E[d²]/2 under each release that was tried, marked where it differs from the first."""
     shown = [each for each in releases if each in tried.certificates]
-    differ = {each: {moved.row for moved in _changes(tried, each)} for each in shown}
+    differ = {each: {moved.row for moved in tried.changes[each]} for each in shown}
     names = dict.fromkeys(row.name for each in shown for row in tried.certificates[each].rows)
     lines = [[name, *(_cell(tried.certificates[each], name, name in differ[each]) for each in shown)] for name in names]
     return [

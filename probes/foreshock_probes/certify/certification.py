@@ -68,9 +68,10 @@ class Certification:
         self._is_adapter = is_adapter(asked.model)
         self._base = base_folder_of(asked.model) if self._is_adapter else asked.model
         self._digest = weights_digest(asked.model)
-        self._vocabulary = vocabulary_size(self._base)
-        if self._vocabulary is None:
+        vocabulary = vocabulary_size(self._base)
+        if vocabulary is None:
             raise ConfigurationError(f"{self._base} has no config.json with vocab_size: it holds no language model")
+        self._vocabulary = vocabulary
         self._vllm = tuple(each for each in asked.engines if engine_of(each) == "vllm")
         self._options: dict[str, Any] = {name: each for one in self._vllm for name, each in asked.engines[one].items()}
         self._dtype = str(self._options.get("dtype", "bfloat16"))
@@ -84,7 +85,19 @@ class Certification:
         self._notes: list[str] = []
         self._explanations = Explanations(files, asked, task, self._abandoned)
         self._why: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._prepare(given)
+        limit = model_configuration(self._base).get("max_position_embeddings")
+        longest = min(int(limit) if isinstance(limit, int) else asked.longest, asked.longest)
+        most = longest - asked.tokens - 1
+        if most < 1:
+            raise ConfigurationError(f"--tokens {asked.tokens} leaves no room in a context of {longest} tokens")
+        prompts, note = prompts_of(self._base, asked.prompts, asked.rollouts, self._vocabulary, most)
+        self._notes.append(note)
+        self._work.add(PROMPTS, batch_of(prompts))
+        self._work.add(LONG_PROMPTS, batch_of(long_prompts(prompts, longest - LONG_TOKENS - 1, _LONG_ROLLOUTS)))
+        self._options.setdefault("max_model_len", longest)
+        if given is not None:
+            self._work.add(BASE, given)
+            self._notes.append("the tokens are those of the other certificate")
 
     def run(self) -> Certificate:
         """Do all parts and return the certificate, which is written after each process of an engine."""
@@ -140,22 +153,6 @@ class Certification:
             notes=tuple(self._notes),
         )
 
-    def _prepare(self, given: RolloutBatch | None) -> None:
-        asked, vocabulary = self._asked, int(self._vocabulary or 0)
-        limit = model_configuration(self._base).get("max_position_embeddings")
-        self._limit = min(int(limit) if isinstance(limit, int) else asked.longest, asked.longest)
-        most = self._limit - asked.tokens - 1
-        if most < 1:
-            raise ConfigurationError(f"--tokens {asked.tokens} leaves no room in a context of {self._limit} tokens")
-        prompts, note = prompts_of(self._base, asked.prompts, asked.rollouts, vocabulary, most)
-        self._notes.append(note)
-        self._work.add(PROMPTS, batch_of(prompts))
-        self._work.add(LONG_PROMPTS, batch_of(long_prompts(prompts, self._limit - LONG_TOKENS - 1, _LONG_ROLLOUTS)))
-        self._options.setdefault("max_model_len", self._limit)
-        if given is not None:
-            self._work.add(BASE, given)
-            self._notes.append("the tokens are those of the other certificate")
-
     def _conditions(self) -> list[Condition]:
         float32 = self._asked.trainer in plan.REPLAYED_IN_FLOAT32 and self._dtype != _FLOAT32
         asked, engines = self._asked.rows, tuple(self._asked.engines)
@@ -173,7 +170,7 @@ class Certification:
         sets = tuple(dict.fromkeys([BASE, self._own, *(each.rollouts for each in rows)]))
         again = any(f"logged:{AGAIN}" in (each.one, each.other) for each in rows)
         sampled = {
-            name: plan.sampling_of(name, self._asked.seed, self._asked.tokens, int(self._vocabulary or 0))
+            name: plan.sampling_of(name, self._asked.seed, self._asked.tokens, self._vocabulary)
             for name in (self._own, *sets, *([AGAIN] if again else []))
             if name != BASE or self._own == BASE
         }
@@ -219,7 +216,10 @@ class Certification:
             if twins[0] is not None and twins[1] is not None:
                 pairs.append((_FLOAT32, twins[0][0], twins[1][0]))
         for dtype, first, second in pairs:
-            replays = self._replays(dtype, condition.rollouts)
+            floors = (
+                self._work.scores(f"{each} {condition.rollouts}") for each in plan.FLOORS.get(dtype, plan.HALF_FLOOR)
+            )
+            replays = [each[0] for each in floors if each is not None]
             if len(replays) < 2:
                 return left_out(f"no floor was measured: {self._why_not(f'{REFERENCE} {condition.rollouts}')}")
             chosen = self._chosen(condition, batch, first, second)
@@ -244,11 +244,6 @@ class Certification:
             cause=cause,
             why=why,
         )
-
-    def _replays(self, dtype: str, rollouts: str) -> list[LogProbs]:
-        names = plan.FLOORS.get(dtype, plan.HALF_FLOOR)
-        found = (self._work.scores(f"{name} {rollouts}") for name in names)
-        return [each[0] for each in found if each is not None]
 
     def _log_probs(self, reference: str, batch: RolloutBatch, condition: Condition) -> LogProbs | None:
         kind, _, name = reference.partition(":")

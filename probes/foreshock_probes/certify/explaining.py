@@ -76,16 +76,10 @@ class Explanations:
         arguments = {"given": json.dumps(given), "doing": str(self._files / "doing")}
         task = self._of(REFERENCE, path, "report.json", DOCTOR, arguments=arguments)
         try:
-            (report,) = run_tasks(
-                [task],
-                lambda each: parse(DoctorReport, json.loads(Path(each.result).read_bytes())),
-                self._files,
-                abandoned=self._abandoned,
-            ).results
-        except JobAbandonedError:
-            raise
+            (path,) = self._results(task)
         except ForeshockError as error:
-            return "", [f"The doctor could not examine it: {shortened(str(error))}."]
+            return "", [f"The doctor could not examine it: {self._reason(error)}."]
+        report = parse(DoctorReport, json.loads(path.read_bytes()))
         named = report.causes or tuple(each for each in report.findings if each.kind == "unknown")
         if not named:
             return "", ["The doctor finds ordinary rounding only."]
@@ -112,14 +106,21 @@ class Explanations:
             for variant in VARIANTS
         ]
         try:
-            paths = run_tasks(tasks, lambda each: Path(each.result), self._files, abandoned=self._abandoned).results
+            paths = self._results(*tasks)
             found = compare_layers(0, chosen, {ENGINE_REPLAY: paths[:2], trainer: paths[2:]})
             self._layers[dtype] = found.sentence
-        except JobAbandonedError:
-            raise
         except ForeshockError as error:
-            self._layers[dtype] = f"Layers could not be compared: {shortened(str(error))}."
+            self._layers[dtype] = f"Layers could not be compared: {self._reason(error)}."
         return self._layers[dtype]
+
+    def _results(self, *tasks: ScoreTask) -> list[Path]:
+        return run_tasks(tasks, lambda each: Path(each.result), self._files, abandoned=self._abandoned).results
+
+    def _reason(self, error: ForeshockError) -> str:
+        """Return an engine's error in one line; raise it again if the time is over."""
+        if isinstance(error, JobAbandonedError):
+            raise error
+        return shortened(str(error))
 
     def _of(self, scorer: str, rollouts: Path, result: str, function: str, **fields: Any) -> ScoreTask:
         """Return a task of a process for the model."""

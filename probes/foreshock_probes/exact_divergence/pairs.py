@@ -29,7 +29,7 @@ from foreshock_probes.scorers.request import (
     parse_options,
     write_arrays,
 )
-from foreshock_probes.scorers.tokens import compose, known_states, sequence, sequence_lengths, tokens_of_states
+from foreshock_probes.scorers.tokens import compose, sequence, sequence_lengths
 from foreshock_probes.scorers.vllm_engine import VllmOptions, prepare_engine
 from foreshock_probes.scorers.vllm_scorers import one_by_one, prompt_log_probs
 
@@ -70,8 +70,7 @@ def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: R
     head = forward.model.get_output_embeddings()
     dtype = forward.head_dtype or forward.autocast or head.weight.dtype
     hidden = torch.zeros((rollouts.num_tokens, head.weight.shape[1]), dtype=dtype)
-    known, done = known_states(rollouts), 0
-    lengths = sequence_lengths(rollouts)
+    done, lengths = 0, sequence_lengths(rollouts)
     if not lengths.any():
         raise UnsupportedScoreError("there are no tokens to compare distributions at")
     first = torch.from_numpy(sequence(rollouts, int(np.argmax(lengths > 0)))[:8].astype(np.int64))[None]
@@ -81,7 +80,7 @@ def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: R
         for rows in forward.plan.batches:
             batch = TokenBatch(rollouts, rows, options.padding, forward.device)
             found = forward.model.get_decoder()(**batch.inputs).last_hidden_state[:, :-1][batch.needed]
-            hidden[torch.from_numpy(tokens_of_states(rollouts, rows, known))] = found.to(dtype).cpu()
+            hidden[torch.from_numpy(batch.tokens)] = found.to(dtype).cpu()
             done += batch.num_response_tokens
             report(done)
     tensors = {

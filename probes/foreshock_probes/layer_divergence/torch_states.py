@@ -12,7 +12,6 @@ from foreshock.fingerprint import Fingerprint
 from foreshock_probes.layer_divergence.states import Observe
 from foreshock_probes.scorers.forward_pass import TokenBatch, precision
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
-from foreshock_probes.scorers.tokens import known_states, tokens_of_states
 from foreshock_probes.scorers.torch_forward import ForwardPass, forward_options, prepare_forward_pass
 
 # Names of the list of decoder layers in transformers; GPT-2's is `h`.
@@ -40,10 +39,10 @@ class TorchStates:
     def run(self, numbers: NDArray[np.int64], observe: Observe, report: Report) -> None:
         """Pass `observe` the chosen states; see `states.HiddenStates`."""
         rollouts, device = self._request.rollouts, self._forward.device
-        known, done = known_states(rollouts), 0
+        done = 0
         for rows in self._forward.plan.batches:
             batch = TokenBatch(rollouts, rows, self._options.padding, device)
-            found = numbers[tokens_of_states(rollouts, rows, known)]
+            found = numbers[batch.tokens]
             if (found >= 0).any():
                 chosen = batch.needed.nonzero()[torch.from_numpy(found >= 0).to(device)]
                 self._run_batch(batch, chosen, found[found >= 0], observe)

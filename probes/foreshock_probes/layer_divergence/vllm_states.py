@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from foreshock_probes.layer_divergence.states import Observe, StatesMissingError
 from foreshock_probes.layer_divergence.torch_states import observed
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
-from foreshock_probes.scorers.tokens import compose, known_states, sequence_lengths, sequences, tokens_of_states
+from foreshock_probes.scorers.tokens import compose, sequence_lengths, sequences
 from foreshock_probes.scorers.vllm_engine import VllmOptions, prepare_engine
 
 Int64 = NDArray[np.int64]
@@ -52,13 +52,14 @@ class VllmStates:
     def run(self, numbers: Int64, observe: Observe, report: Report) -> None:
         """Pass `observe` the chosen states; see `states.HiddenStates`."""
         rollouts, done = self._rollouts, 0
-        lengths, known = sequence_lengths(rollouts), known_states(rollouts)
+        lengths = sequence_lengths(rollouts)
         for rows in self._plan.batches:
             chosen = rows[lengths[rows] >= 2]
             tokens = sequences(rollouts, chosen)
             wanted = [np.full(each.size, -1, np.int64) for each in tokens]
             for row, of_row in zip(chosen, wanted, strict=True):
-                found = numbers[tokens_of_states(rollouts, np.array([row]), known)]
+                # The first token of a rollout without a prompt has no state before it.
+                found = numbers[slice(*rollouts.response_offsets[row : row + 2])][1 - of_row.size :]
                 of_row[of_row.size - 1 - found.size : -1] = found
             with _observed(self._model, self._layers, tokens, wanted, observe):
                 self._engine.prefill(tokens)

@@ -111,6 +111,8 @@ def load_model(
 class TokenBatch:
     """Rows of a batch as tensors: `ids`, `mask` and `positions` [rows, time]; None: the default of models.
 
+    `tokens` are the places in [T] of the response tokens that have a state before them, in the order of `needed`.
+
     With `padding` right or left, each rollout is a row, padded to the longest one. With none, all rollouts are
     concatenated in one row without padding or mask; positions that restart show models where a rollout ends.
     """
@@ -136,8 +138,12 @@ class TokenBatch:
         # Rows padded on the right have the positions 0, 1, …, the default of models.
         self.positions = None if padding == "right" else torch.from_numpy(positions).to(device)
         self._prompts = np.diff(rollouts.prompt_offsets)[rows]
-        self._targets = [slice(*rollouts.response_offsets[row : row + 2]) for row in rows.tolist()]
-        self.num_response_tokens = int(sum(target.stop - target.start for target in self._targets))
+        starts, stops = rollouts.response_offsets[:-1][rows], rollouts.response_offsets[1:][rows]
+        self.num_response_tokens = int((stops - starts).sum())
+        # Nothing precedes the first token of a response without a prompt.
+        firsts = np.minimum(starts + (self._prompts == 0), stops)
+        self._targets = [slice(*each) for each in zip(firsts.tolist(), stops.tolist(), strict=True)]
+        self.tokens = np.concatenate([np.arange(each.start, each.stop) for each in self._targets] or [firsts])
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -161,15 +167,10 @@ class TokenBatch:
         return self.owners >= 0
 
     def write(self, values: NDArray[Any], into: NDArray[Any]) -> None:
-        """Copy the values [rows, time − 1, …] before response tokens to these tokens' places in `into` [T, …].
-
-        Nothing precedes the first token of a response without a prompt; its value in `into` is unchanged.
-        """
-        for index, target in enumerate(self._targets):
-            row, start, prompt = int(self._rows[index]), int(self._starts[index]), int(self._prompts[index])
-            first = target.start + (1 if prompt == 0 else 0)
+        """Copy the values [rows, time − 1, …] before response tokens to the places of `tokens` in `into` [T, …]."""
+        for row, start, prompt, target in zip(self._rows, self._starts, self._prompts, self._targets, strict=True):
             begin = start + max(prompt - 1, 0)
-            into[first : target.stop] = values[row, begin : begin + max(target.stop - first, 0)]
+            into[target] = values[row, begin : begin + target.stop - target.start]
 
 
 @contextlib.contextmanager

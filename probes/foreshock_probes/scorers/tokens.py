@@ -77,14 +77,6 @@ def known_states(rollouts: RolloutBatch) -> NDArray[np.bool_]:
     return known
 
 
-def tokens_of_states(rollouts: RolloutBatch, rows: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the response tokens (indices in [T]) of the known states of `rows`, in the order of their batch."""
-    ranges = [np.arange(*rollouts.response_offsets[row : row + 2]) for row in rows.tolist()]
-    tokens = np.concatenate(ranges).astype(np.int64) if ranges else np.zeros(0, np.int64)
-    chosen: NDArray[np.int64] = tokens[known[tokens]]
-    return chosen
-
-
 def model_configuration(weights_folder: Path) -> dict[str, Any]:
     """Return the checkpoint's config.json, or its `text_config` if present.
 

@@ -103,14 +103,13 @@ def engine_arguments(
         "logits_processors": [FORCED_TOKENS],
         "worker_extension_cls": WORKER_EXTENSION,
     }
-    if options.head_dtype:
-        arguments["hf_overrides"] = {"head_dtype": options.head_dtype}
-    if options.attention_backend:
-        arguments["attention_backend"] = options.attention_backend
-    if options.chunked_prefill is not None:
-        arguments["enable_chunked_prefill"] = options.chunked_prefill
-    if options.cascade_attention is not None:
-        arguments["disable_cascade_attn"] = not options.cascade_attention
+    chosen = {
+        "hf_overrides": {"head_dtype": options.head_dtype} if options.head_dtype else None,
+        "attention_backend": options.attention_backend or None,
+        "enable_chunked_prefill": options.chunked_prefill,
+        "disable_cascade_attn": None if options.cascade_attention is None else not options.cascade_attention,
+    }
+    arguments |= {name: value for name, value in chosen.items() if value is not None}
     if adapter is not None:
         rank = rank_of(adapter)
         arguments |= {

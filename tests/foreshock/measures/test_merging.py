@@ -21,7 +21,7 @@ from foreshock.measures import (
     fold,
     measure_step,
 )
-from foreshock.measures.passes import numpy_pass
+from foreshock.measures.passes import measured, numpy_pass
 from foreshock.measures.registry import MEASURES
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
@@ -66,7 +66,7 @@ def assert_same_sums(merged: ComparisonStatistics, alone: ComparisonStatistics, 
     cuts=st.lists(st.integers(1, 29), max_size=6, unique=True).map(sorted),
     order=st.randoms(use_true_random=False),
     largest=st.sampled_from([1e-4, 1.0, 30.0]),
-    chunk=st.sampled_from([1, 16, 200, numpy_pass.CHUNK_TOKENS]),
+    chunk=st.sampled_from([1, 16, 200, measured.CHUNK_TOKENS]),
 )
 def test_any_split_and_order_sums_alike(seed: int, cuts: list[int], order: object, largest: float, chunk: int) -> None:
     batch = random_batch(seed, 30, 50, 1e-6, largest)
@@ -74,7 +74,8 @@ def test_any_split_and_order_sums_alike(seed: int, cuts: list[int], order: objec
     whole = measure_step(batch)
     rows = np.random.default_rng(seed).permutation(30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numpy_pass, "CHUNK_TOKENS", chunk)
+        for module in (measured, numpy_pass):
+            patch.setattr(module, "CHUNK_TOKENS", chunk)
         shards = [measure_step(batch.select(part)) for part in np.split(rows, cuts)]
     order.shuffle(shards)  # type: ignore[attr-defined]
     comparisons = [shard.comparisons["trainer/rollout"] for shard in shards]
