@@ -21,8 +21,6 @@ from foreshock.measures.inputs import generated_tokens, group_names
 from foreshock.measures.statistics.clusters import clusters_of
 from foreshock.rollouts.arrays import row_counts, row_sums
 
-__all__ = ["ExactMeasures", "measure_exact"]
-
 Float64 = NDArray[np.float64]
 
 _MEANS = ("kl", "reverse_kl", "tv", "top1_flip", "target_entropy", "behaviour_entropy", "k3_kl")

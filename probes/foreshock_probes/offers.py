@@ -2,7 +2,7 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +59,6 @@ def imported(name: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def offered_pairs(scorers: Collection[str]) -> tuple[str, ...]:
-    """Return the keys of the exact pairs that a worker with these scorers can compute."""
-    return tuple(key for key, pair in EXACT_PAIRS.items() if {pair.target, pair.behaviour} <= set(scorers))
-
-
 @dataclass(frozen=True, slots=True)
 class Offers:
     """A worker's offers. `environments`: the environments in which it can score, by name."""
@@ -90,34 +85,20 @@ def offers_of_machine(accelerator: str, scorers: tuple[str, ...] | None) -> Offe
 
     Raises ConfigurationError if a scorer is unknown or its engine is not installed.
     """
-    offered = _offered(scorers)
-    name = accelerator_name(accelerator)
-    return Offers(name, device_name(name), offered, offered_pairs(offered), _environments(name))
-
-
-def _environments(accelerator: str) -> dict[str, EngineEnvironment]:
-    """Return the environments that this worker offers, by name: on a CPU, all that processes can be held to."""
-    if accelerator == "cpu":
-        return offered_environments()
-    gpu = gpu_name()
-    return {device_slug(gpu): AS_IT_IS} if gpu is not None else {}
-
-
-def _offered(requested: tuple[str, ...] | None) -> tuple[str, ...]:
     if REFUSED_SCORERS:
         raise ConfigurationError("; ".join(REFUSED_SCORERS))
-    available = installed_scorers()
-    if requested is None:
-        if not available:
-            raise ConfigurationError(
-                f"no engine is installed; run {install_command('probes')} for torch, and install vLLM"
-            )
-        return available
-    for name in requested:
+    for each in scorers or ():
         try:
-            lacks = what_lacks(name)
+            lacks = what_lacks(each)
         except UnsupportedScoreError as error:
             raise ConfigurationError(str(error)) from error
         if lacks is not None:
-            raise ConfigurationError(f"the scorer {name} cannot be offered: {lacks}")
-    return requested
+            raise ConfigurationError(f"the scorer {each} cannot be offered: {lacks}")
+    offered = installed_scorers() if scorers is None else scorers
+    if not offered:
+        raise ConfigurationError(f"no engine is installed; run {install_command('probes')} for torch, and install vLLM")
+    name, gpu = accelerator_name(accelerator), gpu_name()
+    pairs = tuple(key for key, pair in EXACT_PAIRS.items() if {pair.target, pair.behaviour} <= set(offered))
+    # On a CPU, all environments that processes can be held to.
+    environments = offered_environments() if name == "cpu" else {device_slug(gpu): AS_IT_IS} if gpu is not None else {}
+    return Offers(name, device_name(name), offered, pairs, environments)

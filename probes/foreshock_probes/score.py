@@ -51,7 +51,8 @@ def run(tasks: Sequence[ScoreTask], folder: Path) -> Outcome:
 
         report(0)
         try:
-            rollouts = _rollouts(task)
+            with Path(task.rollouts).open("rb") as file:
+                rollouts = decode_rollouts(file)
             start, loading = time.monotonic(), warm.loading_seconds
             _run_task(task, rollouts, warm, report)
         except Exception as error:
@@ -60,11 +61,6 @@ def run(tasks: Sequence[ScoreTask], folder: Path) -> Outcome:
         seconds.append(max(time.monotonic() - start - (warm.loading_seconds - loading), 0.0))
         done += rollouts.num_tokens
     return Outcome(seconds=seconds)
-
-
-def _rollouts(task: ScoreTask) -> RolloutBatch:
-    with Path(task.rollouts).open("rb") as file:
-        return decode_rollouts(file)
 
 
 def _run_task(task: ScoreTask, rollouts: RolloutBatch, warm: WarmModel, report: Report) -> None:

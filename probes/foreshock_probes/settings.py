@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -85,9 +86,11 @@ class WorkerSettings(BaseSettings):
         """Return the settings as text for a log, the API key masked."""
         texts = {name: str(getattr(self, name)) for name in type(self).model_fields}
         texts["url"] = shown_address(self.url)
-        texts["weights_roots"] = ", ".join(f"{name}={folder}" for name, folder in self.weights_roots.items()) or "none"
-        texts["engine_servers"] = ", ".join(f"{name}={url}" for name, url in self.engine_servers.items()) or "none"
-        texts["engine_server_keys"] = ", ".join(f"{name}=set" for name in self.engine_server_keys) or "none"
+        keys = dict.fromkeys(self.engine_server_keys, "set")
+        named: dict[str, Mapping[str, object]]
+        named = {"weights_roots": self.weights_roots, "engine_servers": self.engine_servers, "engine_server_keys": keys}
+        for field, values in named.items():
+            texts[field] = ", ".join(f"{name}={value}" for name, value in values.items()) or "none"
         texts["engine_servers_reload"] = ", ".join(sorted(self.engine_servers_reload)) or "none"
         texts["api_key"] = "set" if self.api_key else "not set"
         return texts

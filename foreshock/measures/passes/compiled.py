@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import math
 import threading
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -380,67 +381,35 @@ class Columns(NamedTuple):
     rows_of_ids: Integers  # the row of each token's id in `Totals.token_ids`
 
 
-class Layout(NamedTuple):
-    """The buckets: the regions of d, then those of probability × entropy, position, turn and lag.
-
-    A grid is (bits of the mantissa that are dropped, first bin, last bin); see `BitGrid`. A token has one bucket for
-    its probability and its entropy, so that its terms are added once; `sum_rollouts_compiled` sums the rows and the
-    columns.
-    """
-
-    fine: Int64
-    coarse: Int64
-    first_region: Int64  # of each bin of the coarse grid
-    level_of_bin: Float64
-    regions: int  # of each side
-    first: Int64  # [5]: the first bucket of each condition; that of probability × entropy at PROBABILITY
-    edges: Float64  # [5, E]: edge i is the lower one of bucket i + 1; padded with ∞ to a multiple of 4
-    entropies: int  # buckets of the entropy; one more, the last of each probability, is of unknown entropy
-    size: int  # of all buckets
-    gap: float  # of probabilities, from which an update is bad
+# The buckets and the sums, as `_layout` and `new_totals` describe them.
+Layout = namedtuple("Layout", "fine coarse first_region level_of_bin regions first edges entropies size gap")
+Totals = namedtuple(
+    "Totals",
+    "sums counts ranges bad_updates largest_difference histogram recent bucket_sums tokens largest token_ids "
+    "token_weights block work buckets integers",
+)
 
 
-class Totals(NamedTuple):
-    """The sums: of each of N rollouts, and over all of them.
+def new_totals(rollouts: int, ids: int) -> Totals:
+    """Return empty sums: of each of N rollouts, and over all of them.
 
     Even and odd tokens have separate buckets, because a sum must be stored before it is loaded again. The sums of some
     blocks are `recent` until they are added to `bucket_sums`.
     """
-
-    sums: Float64  # [N, TOKEN_SUMS]
-    counts: Int64  # [N, 2]
-    ranges: Float64  # [N, 2]: the least and the largest d
-    bad_updates: Int64  # [1]
-    largest_difference: Float64  # [1]: |π − μ|
-    histogram: Int64  # [2 × fine + 1]: of negative and of positive d; the last counts zeros
-    recent: Float64  # [2, B, 4]
-    bucket_sums: Float64  # [B, 4]
-    tokens: Int64  # [2, B]
-    largest: Float64  # [2, B]: |d|
-    token_ids: Float64  # [V, 4]: tokens, Σ d, Σ |d|, Σ k3
-    token_weights: Float64  # [3]: (largest log weight, Σ w, Σ w²), the sums scaled as in LogWeights
-    block: Float64  # [TOKEN_SUMS]
-    work: Float64
-    buckets: Int64  # [BLOCK]
-    integers: Int64  # [BLOCK]
-
-
-def new_totals(rollouts: int, ids: int) -> Totals:
-    """Return empty sums."""
     buckets = _layout().size
     return Totals(
         sums=np.zeros((rollouts, len(TOKEN_SUMS))),
         counts=np.zeros((rollouts, 2), np.int64),
-        ranges=np.full((rollouts, 2), np.nan),
+        ranges=np.full((rollouts, 2), np.nan),  # the least and the largest d
         bad_updates=np.zeros(1, np.int64),
-        largest_difference=np.zeros(1),
-        histogram=np.zeros(2 * LOG_RATIO_GRID.size + 1, np.int64),
+        largest_difference=np.zeros(1),  # |π − μ|
+        histogram=np.zeros(2 * LOG_RATIO_GRID.size + 1, np.int64),  # of negative and of positive d; the last: zeros
         recent=np.zeros((2, buckets, 4)),
         bucket_sums=np.zeros((buckets, 4)),
         tokens=np.zeros((2, buckets), np.int64),
-        largest=np.zeros((2, buckets)),
-        token_ids=np.zeros((ids, 4)),
-        token_weights=np.array([-np.inf, 0.0, 0.0]),
+        largest=np.zeros((2, buckets)),  # |d|
+        token_ids=np.zeros((ids, 4)),  # tokens, Σ d, Σ |d|, Σ k3
+        token_weights=np.array([-np.inf, 0.0, 0.0]),  # the largest log weight, and Σ w, Σ w² scaled as in LogWeights
         block=np.zeros(len(TOKEN_SUMS)),
         work=np.zeros((ROWS, BLOCK)),
         buckets=np.zeros(BLOCK, np.int64),
@@ -686,7 +655,12 @@ def _compile(*, cached: bool) -> AddRollouts:
 
 @functools.cache
 def _layout() -> Layout:
-    """Return the buckets of the loops."""
+    """Return the buckets: the regions of d, then those of probability × entropy, position, turn and lag.
+
+    A grid is (bits of the mantissa that are dropped, first bin, last bin); see `BitGrid`. A token has one bucket for
+    its probability and its entropy, so that its terms are added once; `sum_rollouts_compiled` sums the rows and the
+    columns.
+    """
     inner = [np.array(CONDITIONS[name].edges[1:-1]) for name in _CONDITIONS]
     # Edges of log μ, which the loops have read already.
     inner[0] = np.array([math.log(edge) for edge in inner[0]])
@@ -701,12 +675,12 @@ def _layout() -> Layout:
     return Layout(
         fine=_grid(LOG_RATIO_GRID),
         coarse=_grid(WEIGHT_GRID),
-        first_region=FIRST_REGION,
+        first_region=FIRST_REGION,  # of each bin of the coarse grid
         level_of_bin=LEVEL_OF_BIN,
-        regions=REGIONS,
-        first=first[:-1],
-        edges=edges,
-        entropies=entropies,
+        regions=REGIONS,  # of each side
+        first=first[:-1],  # the first bucket of each condition; that of probability × entropy at PROBABILITY
+        edges=edges,  # edge i is the lower one of bucket i + 1; padded with ∞ to a multiple of 4
+        entropies=entropies,  # and one more bucket of each probability, the last, for unknown entropies
         size=int(first[-1]),
         gap=DPPO_PROBABILITY_GAP,
     )
