@@ -119,18 +119,15 @@ class Correction:
             return threshold
         if self.bounds is Bounds.RANGE and lower is None and upper is not None and upper >= 1.0:
             lower = 1.0 / upper
-        if self.bounds is Bounds.FLOOR:
-            expected = "one ratio of at most 1, such as 1e-4"
-            fits = upper is None and lower is not None and lower <= 1.0
-        elif self.bounds is Bounds.DIVERGENCE:
-            expected = "one upper bound in nats, such as 0.01"
-            fits = lower is None and upper is not None
-        elif self.bounds is Bounds.CAP:
-            expected = "one ratio of at least 1, such as 2"
-            fits = lower is None and upper is not None and upper >= 1.0
-        else:
-            expected = "an upper bound of at least 1 and a lower one of at most 1, such as 2 or 0.5_5"
-            fits = upper is not None and upper >= 1.0 and (lower is None or lower <= 1.0)
+        below, above = lower is None or lower <= 1.0, upper is not None and upper >= 1.0
+        fits, expected = {
+            Bounds.FLOOR: (upper is None and lower is not None and below, "one ratio of at most 1, such as 1e-4"),
+            Bounds.DIVERGENCE: (lower is None and upper is not None, "one upper bound in nats, such as 0.01"),
+            Bounds.CAP: (lower is None and above, "one ratio of at least 1, such as 2"),
+        }.get(
+            self.bounds,
+            (above and below, "an upper bound of at least 1 and a lower one of at most 1, such as 2 or 0.5_5"),
+        )
         if not fits:
             raise InvalidArgumentError(f"expected {expected}, got {Threshold(lower, upper)}", "threshold")
         return Threshold(lower, upper)

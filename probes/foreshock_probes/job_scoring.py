@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from foreshock.rollouts import RolloutBatch, decode_rollouts, decode_scores
 from foreshock.scorers import EXACT_PAIRS, score_name
 from foreshock_probes.adapters import is_loaded_by
 from foreshock_probes.console import WorkerConsole
-from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
+from foreshock_probes.engines.environment import AS_IT_IS
 from foreshock_probes.engines.process import EngineError, JobAbandonedError, ScoreTask, run_tasks
 from foreshock_probes.offers import Offers, imported
 from foreshock_probes.scorers.request import read_arrays
@@ -37,6 +38,7 @@ _TEXTS_OF_A_PART = 4096
 EXACT_PART = "foreshock_probes.exact_divergence.pairs:run_part"
 
 
+@dataclass
 class LeasedJob:
     """A leased job, with everything that a kind of probe needs to do it. Results take effect when it is completed.
 
@@ -44,25 +46,18 @@ class LeasedJob:
     JobAbandonedError.
     """
 
-    def __init__(
-        self,
-        lease: LeaseRecord,
-        client: LeaseClient,
-        offers: Offers,
-        library: WeightsLibrary,
-        folder: Path,
-        console: WorkerConsole,
-        abandoned: Callable[[], bool],
-        silence_seconds: float,
-    ) -> None:
-        self.job: LeasedJobRecord = lease.job
-        self.library, self.folder, self._client = library, folder, client
-        self.rollouts_file, self.doing_file = folder / "rollouts.parquet", folder / "doing.txt"
-        self.lease, self._console, self._abandoned = lease, console, abandoned
-        self._silence_seconds = silence_seconds
-        self._accelerator = offers.accelerator
-        named = lease.job.environment
-        self._environment: EngineEnvironment = offers.environments[named] if named is not None else AS_IT_IS
+    lease: LeaseRecord
+    client: LeaseClient
+    offers: Offers
+    library: WeightsLibrary
+    folder: Path
+    console: WorkerConsole
+    abandoned: Callable[[], bool]
+    silence_seconds: float
+
+    def __post_init__(self) -> None:
+        self.job: LeasedJobRecord = self.lease.job
+        self.rollouts_file, self.doing_file = self.folder / "rollouts.parquet", self.folder / "doing.txt"
 
     def run(self) -> None:
         """Do the job as its kind of probe requires, and upload its results."""
@@ -111,7 +106,7 @@ class LeasedJob:
             adapter=adapter,
             merged_adapter=merges,
             options=dict(self.job.options.get(requested.scorer, {})),
-            accelerator=self._accelerator,
+            accelerator=self.offers.accelerator,
             rollouts=str(self.rollouts_file),
             result=str(self.folder / result),
             function=function,
@@ -127,16 +122,16 @@ class LeasedJob:
 
     def run_tasks(self, tasks: Sequence[ScoreTask], read: Callable[[ScoreTask], T], name: str) -> list[T]:
         """Run the tasks and return what `read` returns for each of them; `name` is that of the whole in the log."""
-        tokens = self.job.rollouts.tokens
-        with self._console.progress(name, tokens * len(tasks)) as report:
+        tokens, named = self.job.rollouts.tokens, self.job.environment
+        with self.console.progress(name, tokens * len(tasks)) as report:
             done = run_tasks(
                 tasks,
                 read,
                 self.folder,
-                environment=self._environment,
-                silence_seconds=self._silence_seconds,
+                environment=AS_IT_IS if named is None else self.offers.environments[named],
+                silence_seconds=self.silence_seconds,
                 report=report,
-                abandoned=self._abandoned,
+                abandoned=self.abandoned,
             )
         self.weights.check_unchanged()
         for task, seconds in zip(tasks, done.seconds, strict=True):
@@ -157,12 +152,12 @@ class LeasedJob:
 
     def call(self, method: str, action: str, **options: Any) -> httpx.Response:
         """Return the service's answer to a request about the job's lease, retried while it is unavailable."""
-        call = partial(self._client.on_lease, method, self.lease, action, **options)
-        return call_service(call, self._abandoned, self._console)
+        call = partial(self.client.on_lease, method, self.lease, action, **options)
+        return call_service(call, self.abandoned, self.console)
 
     def log(self, text: str) -> None:
         """Write a line of the job to the console."""
-        self._console.log(f"job {self.job.id}: {text}")
+        self.console.log(f"job {self.job.id}: {text}")
 
 
 def score(job: LeasedJob) -> dict[str, Any] | None:

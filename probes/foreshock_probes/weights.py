@@ -113,7 +113,7 @@ class WeightsLibrary:
         if not folder.is_dir():
             raise WeightsGoneError(_missing(checkpoint))
         try:
-            _check_files(root, folder, checkpoint)
+            model = _model_of(root, folder, checkpoint)
         except AdapterError as error:
             raise WeightsGoneError(f"needs_conversion: {error}") from error
         digest, stamp = self._digest(folder)
@@ -122,9 +122,7 @@ class WeightsLibrary:
                 f"the weights of step {checkpoint.step} at {checkpoint.root}:{checkpoint.path} are not the announced "
                 f"ones: their digest is not {checkpoint.digest}; announce weights again after they were replaced"
             )
-        if is_adapter(folder):
-            return Weights(_base_of(root, folder), digest, checkpoint.weights_version, stamp, folder)
-        return Weights(folder, digest, checkpoint.weights_version, stamp)
+        return Weights(model, digest, checkpoint.weights_version, stamp, None if model == folder else folder)
 
     def _root_of(self, name: str, project: str) -> Path:
         own = [f"{name}@{project}", f"{name}@{EVERY_PROJECT}"]
@@ -160,8 +158,11 @@ def _inside(root: Path, path: str) -> Path:
     return folder
 
 
-def _check_files(root: Path, folder: Path, checkpoint: JobWeightsRecord) -> None:
-    """Raise if `folder` is not a safetensors checkpoint or a file that would be loaded is outside the root."""
+def _model_of(root: Path, folder: Path, checkpoint: JobWeightsRecord) -> Path:
+    """Return the folder of the checkpoint's model, `folder` or that of an adapter's base.
+
+    Raises WeightsError if it is no safetensors checkpoint or a file that would be loaded is outside the root.
+    """
     try:
         files = sorted(folder.iterdir())
     except OSError as error:
@@ -174,11 +175,11 @@ def _check_files(root: Path, folder: Path, checkpoint: JobWeightsRecord) -> None
                 f"never loaded: {_CONVERSIONS[_format_of({file.name for file in files})]}"
             )
         raise WeightsGoneError(_missing(checkpoint))
-    if is_adapter(folder):
-        _base_of(root, folder)
-    elif not (folder / "config.json").is_file():
+    model = _base_of(root, folder) if is_adapter(folder) else folder
+    if not (model / "config.json").is_file():
         raise WeightsGoneError(f"the checkpoint {checkpoint.path!r} has no config.json; save it next to the weights")
     _refuse_links(root, folder)
+    return model
 
 
 def _format_of(names: Collection[str]) -> str:

@@ -20,7 +20,7 @@ from foreshock.measures.statistics.conditions import (
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
 from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums
-from foreshock.measures.statistics.tails import ABOVE, REGIONS, regions_of
+from foreshock.measures.statistics.tails import ABOVE, REGIONS, TAIL_SUMS, regions_of
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdSums
 from foreshock.rollouts.arrays import row_counts, row_ranges
 
@@ -32,7 +32,10 @@ Terms = dict[str, Float64]
 def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
     """Return the sums of each rollout, and of all of them together."""
     measured, positions, result = measured_tokens(inputs)
-    token_ids = _TokenIds(measured.token_ids)
+    if measured.token_ids is not None:
+        ids = np.unique(measured.token_ids).astype(np.int64)
+        table = np.zeros((ids.size, len(TOKEN_ID_SUMS)))
+        result.token_ids = TokenIdSums(ids, np.zeros(ids.size, np.int64), table, np.zeros(ids.size))
     # Values that are not log-probs, such as a logit of 1000, give infinity or NaN silently, as in machine code.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for chunk in _chunks(measured, positions):
@@ -40,14 +43,13 @@ def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
             _add_extremes(result, chunk)
             _add_counts(result, chunk)
             _add_rollouts(result, chunk, terms)
-            _add_regions(result, chunk, terms)
+            _add_regions(result, terms)
             for name, buckets in _buckets_by_condition(chunk, terms):
                 result.conditions[name] = result.conditions[name].merge(buckets)
             if chunk.token_ids is not None:
-                token_ids.add(chunk.token_ids, terms)
+                _add_token_ids(result, chunk.token_ids, terms)
         result.conditions["length"] = result.sums_by_length()
         add_largest_and_turns(result, measured)
-    result.token_ids = token_ids.sums()
     return result
 
 
@@ -73,10 +75,6 @@ class _Chunk:
     def sum(self, values: Float64) -> Float64:
         """Return the sum over each rollout."""
         return np.add.reduceat(values, self.offsets[:-1])
-
-    def spread(self, values: Float64) -> Float64:
-        """Return the value of each token's rollout."""
-        return np.repeat(values, np.diff(self.offsets))
 
 
 def _chunks(measured: TokenInputs, positions: Int64 | None) -> Iterator[_Chunk]:
@@ -132,26 +130,15 @@ def _add_counts(result: RolloutSums, chunk: _Chunk) -> None:
     result.bad_updates += int(np.count_nonzero(lost >= DPPO_PROBABILITY_GAP))
 
 
-class _TokenIds:
-    """Sums by token id over all chunks: a row for each id of the batch."""
-
-    def __init__(self, token_ids: NDArray[np.integer] | None) -> None:
-        self._ids = np.unique(np.zeros(0, np.int64) if token_ids is None else token_ids).astype(np.int64)
-        self._tokens = np.zeros(self._ids.size, np.int64)
-        self._sums = np.zeros((self._ids.size, len(TOKEN_ID_SUMS)))
-
-    def add(self, token_ids: NDArray[np.integer], terms: Terms) -> None:
-        ids, places = np.unique(token_ids, return_inverse=True)
-        rows = np.searchsorted(self._ids, ids)
-        self._tokens[rows] += np.bincount(places)
-        self._sums[rows] += np.stack([np.bincount(places, terms[name]) for name in TOKEN_ID_SUMS], axis=1)
-
-    def sums(self) -> TokenIdSums:
-        found = np.flatnonzero(self._tokens)
-        return TokenIdSums(self._ids[found], self._tokens[found], self._sums[found], np.zeros(found.size))
+def _add_token_ids(result: RolloutSums, token_ids: NDArray[np.integer], terms: Terms) -> None:
+    """Add the tokens to the table by token id, which has a row for each id of the batch."""
+    table, (ids, places) = result.token_ids, np.unique(token_ids, return_inverse=True)
+    rows = np.searchsorted(table.ids, ids)
+    table.tokens[rows] += np.bincount(places)
+    table.sums[rows] += np.stack([np.bincount(places, terms[name]) for name in TOKEN_ID_SUMS], axis=1)
 
 
-def _add_regions(result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
+def _add_regions(result: RolloutSums, terms: Terms) -> None:
     """Add the tokens to the histogram of |d| and to the regions of d, by the sign of d."""
     d, distance = terms["d"], terms["abs_d"]
     side = np.where(d > 0, ABOVE, 0)
@@ -163,16 +150,17 @@ def _add_regions(result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
     result.zero_tokens += zeros
     regions = regions_of(distance) + side * REGIONS
     result.region_tokens += np.bincount(regions, minlength=2 * REGIONS).reshape(2, -1)
-    for place, term in enumerate(_tail_terms(chunk, terms)):
-        result.region_sums[:, :, place] += np.bincount(regions, term, 2 * REGIONS).reshape(2, -1)
+    for place, name in enumerate(TAIL_SUMS):
+        if name in terms:
+            result.region_sums[:, :, place] += np.bincount(regions, terms[name], 2 * REGIONS).reshape(2, -1)
 
 
 def _token_terms(chunk: _Chunk) -> Terms:
-    """Return the terms of TOKEN_SUMS that depend only on a token's log-probs, by name."""
+    """Return the known terms of TOKEN_SUMS and TAIL_SUMS by name, without those about a rollout's mean."""
     d = chunk.d
     above, below = token.ratio_minus_one(d), token.ratio_minus_one(-d)
     target_probability, behaviour_probability = np.exp(chunk.target), np.exp(chunk.behaviour)
-    return {
+    terms = {
         "d": d,
         "abs_d": np.abs(d),
         "d2": np.square(d),
@@ -190,54 +178,44 @@ def _token_terms(chunk: _Chunk) -> Terms:
         # |π − μ| = max(π, μ)·(1 − exp(−|d|)), without cancellation.
         "abs_probability_difference": np.maximum(target_probability, behaviour_probability) * -np.minimum(above, below),
     }
+    if chunk.entropy is not None:
+        known = np.isfinite(chunk.entropy)
+        terms["entropy"] = np.where(known, chunk.entropy, 0.0)
+        terms["surprisal"] = np.where(known, -chunk.behaviour - chunk.entropy, 0.0)
+    if chunk.advantage is not None:
+        known = np.isfinite(chunk.advantage)
+        value = np.where(known, chunk.advantage, 0.0)
+        # 0 if A is 0, even if ρ is infinite.
+        skew = np.multiply(value, above, where=value != 0, out=np.zeros_like(above))
+        terms |= {
+            "advantage": value,
+            "advantage_d": value * d,
+            "positive_advantage_skew": np.where(value > 0, skew, 0.0),
+            "negative_advantage_skew": np.where(value < 0, skew, 0.0),
+            "d_with_advantage": np.where(known, d, 0.0),
+            "advantage_ratio_minus_one": skew,
+        }
+    return terms
 
 
 def _add_rollouts(result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
     """Fill the sums of each rollout, and the second moments of probabilities about the rollout's mean."""
     largest = float(terms["abs_probability_difference"].max())
     result.max_probability_difference = max(result.max_probability_difference, largest)
-
-    def put(name: str, values: Float64) -> None:
-        result.sums[chunk.rows, TOKEN_SUMS.index(name)] = chunk.sum(values)
-
-    for name, values in terms.items():
-        put(name, values)
-    lengths = np.diff(chunk.offsets)
     target, behaviour, difference = (
-        terms[name] - chunk.spread(result.column(name)[chunk.rows] / lengths)
+        terms[name] - np.repeat(chunk.sum(terms[name]) / np.diff(chunk.offsets), np.diff(chunk.offsets))
         for name in ("target_probability", "behaviour_probability", "abs_probability_difference")
     )
-    put("within_target", target * target)
-    put("within_behaviour", behaviour * behaviour)
-    put("within_product", target * behaviour)
-    put("within_difference", difference * difference)
-    if chunk.entropy is not None:
-        known = np.isfinite(chunk.entropy)
-        put("entropy", np.where(known, chunk.entropy, 0.0))
-        put("surprisal", np.where(known, -chunk.behaviour - chunk.entropy, 0.0))
-    if chunk.advantage is not None:
-        known = np.isfinite(chunk.advantage)
-        value = np.where(known, chunk.advantage, 0.0)
-        put("advantage", value)
-        put("advantage_d", value * terms["d"])
-        put("d_with_advantage", np.where(known, terms["d"], 0.0))
-        skew = _without_nan(value, terms["ratio_minus_one"])
-        put("positive_advantage_skew", np.where(value > 0, skew, 0.0))
-        put("negative_advantage_skew", np.where(value < 0, skew, 0.0))
-
-
-def _without_nan(advantage: Float64, above: Float64) -> Float64:
-    """Return A·(ρ − 1); 0 if A is 0, even if ρ is infinite."""
-    return np.multiply(advantage, above, where=advantage != 0, out=np.zeros_like(above))
-
-
-def _tail_terms(chunk: _Chunk, terms: Terms) -> list[Float64]:
-    """Return the terms of TAIL_SUMS; those of an advantage only if it was logged."""
-    above, chi2 = terms["ratio_minus_one"], terms["chi2_token"]
-    if chunk.advantage is None:
-        return [above, chi2]
-    advantage = np.where(np.isfinite(chunk.advantage), chunk.advantage, 0.0)
-    return [above, chi2, advantage, _without_nan(advantage, above)]
+    about_means = {
+        "within_target": target * target,
+        "within_behaviour": behaviour * behaviour,
+        "within_product": target * behaviour,
+        "within_difference": difference * difference,
+    }
+    for place, name in enumerate(TOKEN_SUMS):
+        values = about_means[name] if name in about_means else terms.get(name)
+        if values is not None:
+            result.sums[chunk.rows, place] = chunk.sum(values)
 
 
 def _buckets_by_condition(chunk: _Chunk, terms: Terms) -> Iterator[tuple[str, BucketSums]]:
