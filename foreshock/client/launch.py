@@ -85,7 +85,8 @@ class Launch:
 def find_launch(attempt_key: str | None = None, environment: Mapping[str, str] | None = None) -> Launch:
     """Return the launch of this process; `attempt_key` overrides what the launcher gives."""
     variables = os.environ if environment is None else environment
-    ranks = _ranks(variables)
+    size = variables.get("WORLD_SIZE", "")
+    ranks = int(size) if size.isdecimal() else None
     given = attempt_key or variables.get("FORESHOCK_ATTEMPT_KEY")
     if given:
         return Launch(given, shared=True, given=True)
@@ -144,11 +145,6 @@ def _address(variables: Mapping[str, str]) -> str | None:
     if not token and address in _LOOPBACK and multiprocessing.parent_process() is not None:
         token = f"-{_process_tree()}"
     return f"address-{address}:{port}-of-{variables.get('WORLD_SIZE', '1')}{token}-{_restarts(variables)}"
-
-
-def _ranks(variables: Mapping[str, str]) -> int | None:
-    size = variables.get("WORLD_SIZE", "")
-    return int(size) if size.isdecimal() else None
 
 
 def _restarts(variables: Mapping[str, str]) -> str:

@@ -42,7 +42,6 @@ from foreshock.client import columns
 from foreshock.client.columns import Buckets, Measurements, Scalars, Tokens
 from foreshock.client.connection import (
     LONGEST_ANSWER_BYTES,
-    QueryValue,
     ServiceConnection,
     configured,
 )
@@ -453,11 +452,14 @@ class Reader:
         accept: str = "application/json",
     ) -> httpx.Response:
         """Return the answer to a GET, asked again while the service is away or busy. Raises ServiceError."""
-        pairs = _pairs({**query, "project": self.project if of_project else None})
+        named = {**query, "project": self.project if of_project else None}
+        # A parameter with several values is repeated.
+        pairs = [(name, each) for name, value in named.items() for each in (value if type(value) is list else [value])]
         return retry(
             lambda: self.connection.request("GET", path, query=pairs, headers={"Accept": accept}),
             Backoff(first_seconds=0.25, longest_seconds=5.0),
-            is_retryable=_is_retryable,
+            # A request to a wrong address will not succeed later.
+            is_retryable=lambda error: isinstance(error, ServiceUnavailable) and not isinstance(error, WrongService),
             deadline_seconds=self.retry_seconds,
         )
 
@@ -523,13 +525,3 @@ def _several(argument: str, values: Sequence[str]) -> list[str]:
     if isinstance(values, str):
         raise TypeError(f"{argument} takes several names, such as [{values!r}], got {values!r}")
     return list(values)
-
-
-def _pairs(query: Mapping[str, Any]) -> list[tuple[str, QueryValue]]:
-    """Return the parameters of a query; one with several values is repeated."""
-    return [(name, each) for name, value in query.items() for each in (value if isinstance(value, list) else [value])]
-
-
-def _is_retryable(error: Exception) -> bool:
-    """Return True if the same request may succeed later; one to a wrong address will not."""
-    return isinstance(error, ServiceUnavailable) and not isinstance(error, WrongService)

@@ -112,9 +112,11 @@ class Spool:
                 with as_spool_error(self.directory):
                     if self.directory.is_dir():
                         require_private(self.directory)
-                    for folder in _process_folders(self.directory):
-                        wanted = folder.name.endswith(self._owner) or (other_keys and self._project in folder.name)
-                        if wanted and folder not in self._locks:
+                    for folder in sorted(self.directory.iterdir()) if self.directory.is_dir() else ():
+                        name = folder.name
+                        wanted = name.endswith(self._owner) or (other_keys and self._project in name)
+                        # Folders that are not this user's alone may hold what others planted.
+                        if wanted and name[0] != "." and folder not in self._locks and is_private_folder(folder):
                             found += self._adopt_folder(folder)
             except SpoolError as error:
                 self._log.warning("spool", f"{error}; data of earlier processes in it is not sent")
@@ -296,13 +298,6 @@ def _short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _process_folders(directory: Path) -> Iterator[Path]:
-    """Yield the folders of processes, oldest first, that are this user's alone."""
-    for folder in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if not folder.name.startswith(".") and is_private_folder(folder):
-            yield folder
-
-
 def _items_of(folder: Path) -> Iterator[Item]:
     """Yield the items of a folder in the order of sending; one that cannot be read has no size and no run."""
     for path in sorted(folder.glob(f"*{_ITEM}")):
@@ -356,7 +351,6 @@ def _is_running(process: str) -> bool:
         os.kill(int(process), 0)
     except (ProcessLookupError, ValueError, OverflowError):
         return False
-    except OSError:
-        # The process of another user.
-        return True
+    except PermissionError:
+        pass  # The process of another user.
     return True

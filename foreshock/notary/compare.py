@@ -170,9 +170,10 @@ def _wrong(
     if held is None or held[2:] != expected[2:]:
         return Wrong(name, "missing", since=step)
     digest = f"{held.digest:016x}"
+    since = before.since if before is not None and before.digest == digest else step
     of_step = max((known for known, tensors in announced.items() if tensors.get(name) == held), default=None)
     if of_step is not None:
-        return Wrong(name, "step", of_step, digest=digest, since=_since(before, digest, step))
+        return Wrong(name, "step", of_step, digest=digest, since=since)
     if swapped := _swapped(pieces, held.digest, expected.digest):
         return Wrong(name, "swapped", detail=swapped, digest=digest, since=step)
     if before is not None and before.digest == digest:
@@ -192,10 +193,6 @@ def _ranks_off(
             of_step = max((known for known, tensors in announced.items() if tensors.get(name) == whole), default=None)
             found.append(f"a copy on rank {piece.rank} is {'unknown' if of_step is None else f'of step {of_step}'}")
     return " and ".join(found)
-
-
-def _since(before: Wrong | None, digest: str, step: int) -> int:
-    return before.since if before is not None and before.digest == digest else step
 
 
 def _swapped(pieces: Sequence[Piece], held: int, expected: int) -> str:

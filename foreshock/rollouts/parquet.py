@@ -118,7 +118,8 @@ def _to_arrow(column: ColumnSpec, value: Any, offsets: NDArray[np.int64] | None)
     values = np.asarray(value, column.dtype)
     if offsets is None:
         return _number_array(values, missing=np.isnan(values) if column.dtype.kind == "f" else None)
-    return _list_array(values, offsets, column.arrow_type(per_token=True))
+    ends = _number_array(offsets.astype(np.int32))
+    return pa.ListArray.from_arrays(ends, _number_array(values), type=column.arrow_type(per_token=True))
 
 
 def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, bytes]) -> memoryview:
@@ -180,11 +181,6 @@ def _string_array(values: Sequence[str | None]) -> pa.Array:
     missing = np.fromiter((value is None for value in values), np.bool_, len(texts))
     buffers = [_bitmap(missing), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
     return pa.Array.from_buffers(pa.string(), len(texts), buffers)
-
-
-def _list_array(values: NDArray[Any], offsets: NDArray[np.int64], arrow_type: pa.DataType) -> pa.Array:
-    """Return flat values [T], cut at `offsets` [N + 1], as N Arrow lists of `arrow_type`."""
-    return pa.ListArray.from_arrays(_number_array(offsets.astype(np.int32)), _number_array(values), type=arrow_type)
 
 
 def _bitmap(missing: NDArray[np.bool_] | None) -> pa.Buffer | None:

@@ -22,13 +22,8 @@ def select_rollouts(
     # Equal lengths are put in an order that does not depend on how a trainer numbers its prompts.
     shuffled = [hashlib.sha256(f"{seed or ''}{sample_id}".encode()).hexdigest() for sample_id in sample_ids]
     order = np.lexsort((np.asarray(shuffled), lengths))
-    places = ((np.arange(most) + _phase(seed)) * total / most).astype(np.int64)
+    # The place in each part at which a rollout is taken, from 0 to below 1.
+    digest = hashlib.sha256((seed or "").encode()).digest()
+    phase = 0.5 if seed is None else (int.from_bytes(digest[:8], "little") >> 11) / float(1 << 53)
+    places = ((np.arange(most) + phase) * total / most).astype(np.int64)
     return np.sort(order[places]).astype(np.int64)
-
-
-def _phase(seed: str | None) -> float:
-    """Return the place in each part at which a rollout is taken, from 0 to below 1."""
-    if seed is None:
-        return 0.5
-    digest = hashlib.sha256(seed.encode()).digest()
-    return (int.from_bytes(digest[:8], "little") >> 11) / float(1 << 53)
