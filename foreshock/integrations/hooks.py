@@ -7,6 +7,7 @@ not raised: training continues as if there were no observer.
 import functools
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -127,28 +128,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target) if find is not None else None
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self._function)
-                return spec
-        return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            own = spec.loader.exec_module
 
+            def exec_module(module: ModuleType) -> None:
+                own(module)
+                self._function(module)
 
-class _Loader(importlib.abc.Loader):
-    """A module's own loader, followed by the function."""
-
-    def __init__(self, loader: importlib.abc.Loader, function: OnImport) -> None:
-        self._loader = loader
-        self._function = function
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Create the module as its own loader does."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Execute the module, then call the function."""
-        self._loader.exec_module(module)
-        self._function(module)
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -151,8 +151,8 @@ class TrainerRun:
 
 def modes_of_environment() -> dict[str, Any]:
     """Return the modes, and the correction to advise, that the environment asks for, as arguments of `start_run`."""
-    asked = {name: os.environ.get(f"FORESHOCK_{name.upper()}") for name in ("advice_mode", "correction_mode")}
-    modes = {name: "apply" if value == "apply" else None for name, value in asked.items()}
+    names = {"advice_mode": "FORESHOCK_ADVICE_MODE", "correction_mode": "FORESHOCK_CORRECTION_MODE"}
+    modes = {field: "apply" if os.environ.get(name) == "apply" else None for field, name in names.items()}
     return modes | {"correction": os.environ.get("FORESHOCK_CORRECTION") or None}
 
 
