@@ -1,20 +1,14 @@
 """Parameters of requests, and shared types of fields."""
 
 import math
-import re
-from collections.abc import Callable
 from typing import Annotated, Any
-from urllib.parse import unquote
 
-from fastapi import APIRouter, Depends, Path, Query, Request
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
+from fastapi import APIRouter, Depends, Path, Query
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
-from starlette.types import Scope
 
 from foreshock.api import runs
-from foreshock.errors import did_you_mean
-from foreshock_service.platform.problem import InvalidRequest, ProblemItem
+from foreshock_service.platform import request_guards
+from foreshock_service.platform.problem import InvalidRequest
 
 LARGEST_STEP = runs.LARGEST_STEP
 _DEEPEST = 16
@@ -70,13 +64,6 @@ def _check_json(value: Any, depth: int) -> None:
 JsonObject = Annotated[dict[str, Any], AfterValidator(storable_json)]
 
 
-_API = "/v1/"
-_STAND_IN = "\x1f"
-_ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
-
-# Cache: the query parameters that an endpoint declares.
-_known: dict[Callable[..., Any], list[str]] = {}
-
 SEGMENT_PATTERN = r"^[^\x00-\x1e\x7f]+$"
 """Pattern of a path parameter that `decoded_segment` decodes: a name, with stand-ins for its encoded slashes."""
 
@@ -98,60 +85,18 @@ def check_step_range(from_step: int, to_step: int) -> None:
         raise InvalidRequest(f"query.from_step: {from_step} is beyond to_step {to_step}")
 
 
-async def refuse_unknown_parameters(request: Request) -> None:
-    """Raise InvalidRequest naming each query parameter that the route of this request does not declare."""
-    if not request.url.query or not request.url.path.startswith(_API):
-        return
-    known = _declared(request.scope["route"])
-    listed = f"parameters: {', '.join(known)}" if known else "there are no parameters"
-    unknown = [name for name in dict.fromkeys(request.query_params) if name not in known]
-    if not unknown:
-        return
-    # There may be thousands of names, each as long as the headers allow, and comparing names is slow.
-    items = [
-        ProblemItem(
-            location=f"query.{name[:60]}",
-            message=f"unknown parameter {name[:60]!r}{did_you_mean(name[:60], known)} ({listed})",
-        )
-        for name in unknown[:20]
-    ]
-    raise InvalidRequest.of_items(items, len(unknown))
-
-
 def api_router(**settings: Any) -> APIRouter:
     """Return a router whose routes refuse unknown query parameters; `settings` are those of APIRouter.
 
     An operation has the name of its function, which generators of clients take for theirs.
     """
     return APIRouter(
-        dependencies=[Depends(refuse_unknown_parameters)],
+        dependencies=[Depends(request_guards.refuse_unknown_parameters)],
         generate_unique_id_function=lambda route: route.name,
         **settings,
     )
 
 
-def _declared(route: APIRoute) -> list[str]:
-    """Return the query parameters of a route and its dependencies, as its OpenAPI document has them."""
-    if route.endpoint not in _known:
-        paths = get_openapi(title="", version="", routes=[route])["paths"].values()
-        declared = [each for path in paths for operation in path.values() for each in operation.get("parameters", ())]
-        _known[route.endpoint] = sorted({each["name"] for each in declared if each["in"] == "query"})
-    return _known[route.endpoint]
-
-
-def keep_encoded_slashes(scope: Scope) -> Scope:
-    """Return the request's scope with each encoded slash of its path replaced by a stand-in (RFC 3986, section 2.2).
-
-    The framework decodes a path before it looks for a route, which makes every slash a separator. The stand-in is a
-    control character that no name may contain; `decoded_segment` turns it back into a slash.
-    """
-    raw: bytes = scope.get("raw_path") or b""
-    if not _ENCODED_SLASH.search(raw):
-        return scope
-    path = _ENCODED_SLASH.sub(b"%1F", raw.partition(b"?")[0])
-    return {**scope, "path": unquote(path.decode("ascii", "replace"))}
-
-
 def decoded_segment(segment: str) -> str:
     """Return a path parameter with its encoded slashes restored."""
-    return segment.replace(_STAND_IN, "/")
+    return segment.replace(request_guards.STAND_IN, "/")

@@ -13,8 +13,11 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -23,7 +26,7 @@ from structlog import contextvars
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foreshock import errors, statistics_shards
-from foreshock_service.platform import logs, parameters, problem
+from foreshock_service.platform import logs, problem
 from foreshock_service.platform.settings import Settings
 
 _logger = logging.getLogger(__name__)
@@ -36,6 +39,10 @@ _TABLES = (PARQUET_MEDIA_TYPE, statistics_shards.MEDIA_TYPE)
 STALL_SECONDS = 30.0
 """Longest pause between two pieces of a body."""
 API = "/v1/"
+STAND_IN = "\x1f"
+_ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
+# Cache: the query parameters that an endpoint declares.
+_known: dict[Callable[..., Any], list[str]] = {}
 # Limit of a page's form, which has a key, a token or a few numbers.
 _FORM_BYTES = 64 * 1024
 
@@ -117,6 +124,48 @@ class ReceivedBody:
         return message
 
 
+def _keep_encoded_slashes(scope: Scope) -> Scope:
+    """Return the request's scope with each encoded slash of its path replaced by a stand-in (RFC 3986, section 2.2).
+
+    The framework decodes a path before it looks for a route, which makes every slash a separator. The stand-in is a
+    control character that no name may contain; `parameters.decoded_segment` turns it back into a slash.
+    """
+    raw: bytes = scope.get("raw_path") or b""
+    if not _ENCODED_SLASH.search(raw):
+        return scope
+    path = _ENCODED_SLASH.sub(b"%1F", raw.partition(b"?")[0])
+    return {**scope, "path": unquote(path.decode("ascii", "replace"))}
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Raise InvalidRequest naming each query parameter that the route of this request does not declare."""
+    if not request.url.query or not request.url.path.startswith(API):
+        return
+    known = _declared(request.scope["route"])
+    listed = f"parameters: {', '.join(known)}" if known else "there are no parameters"
+    unknown = [name for name in dict.fromkeys(request.query_params) if name not in known]
+    if not unknown:
+        return
+    # There may be thousands of names, each as long as the headers allow, and comparing names is slow.
+    items = [
+        problem.ProblemItem(
+            location=f"query.{name[:60]}",
+            message=f"unknown parameter {name[:60]!r}{errors.did_you_mean(name[:60], known)} ({listed})",
+        )
+        for name in unknown[:20]
+    ]
+    raise problem.InvalidRequest.of_items(items, len(unknown))
+
+
+def _declared(route: APIRoute) -> list[str]:
+    """Return the query parameters of a route and its dependencies, as its OpenAPI document has them."""
+    if route.endpoint not in _known:
+        paths = get_openapi(title="", version="", routes=[route])["paths"].values()
+        declared = [each for path in paths for operation in path.values() for each in operation.get("parameters", ())]
+        _known[route.endpoint] = sorted({each["name"] for each in declared if each["in"] == "query"})
+    return _known[route.endpoint]
+
+
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -146,7 +195,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = parameters.keep_encoded_slashes(scope)
+        scope = _keep_encoded_slashes(scope)
         request, started = Request(scope), False
 
         async def send_noting(message: Message) -> None:
