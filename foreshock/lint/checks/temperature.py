@@ -161,11 +161,12 @@ def two_temperatures(judging: Judging) -> Outcome:
         return Clean()
     ratio = math.sqrt(1.0 / ((1.0 + slopes[0]) / (1.0 - slopes[1])))
     mean = 1.0 + pairs.by_group.mean_and_t("ratio_minus_one")[0]
-    who = (
-        "so the logged μ can have sampled the tokens, and π has another temperature"
-        if abs(mean - 1.0) < _MEAN_NEAR
-        else "so the logged μ did not sample the tokens: it looks as if it were logged before the temperature"
-    )
+    who = "so the logged μ can have sampled the tokens, and π has another temperature"
+    if mean <= 1.0 - _MEAN_NEAR:
+        # The probability in π of the ids that are left. Another temperature alone makes no mean below 1.
+        who = "as if μ were truncated too (top-p, top-k or min-p), and π were not"
+    elif mean >= 1.0 + _MEAN_NEAR:
+        who = "so the logged μ did not sample the tokens: it looks as if it were logged before the temperature"
     seen = (
         f"d is mostly a straight line of log μ and of log π (R² {format_number(fits[0])} and {format_number(fits[1])})"
         f", as if π had {format_number(ratio)} times the temperature of μ; without that line k3 would be about "
@@ -201,6 +202,6 @@ DIFFER = Check(
     "lint can tell. Compare with the temperature that the trainer divides its logits by.",
     _check_differ,
     unless=if_invalid,
-    yields_to=("temperature_of_trainer", "processed_log_probs", "penalty_of_engine"),
+    yields_to=("temperature_of_trainer", "penalty_of_engine"),  # truncation alone makes no such line
     proven=False,
 )

@@ -90,6 +90,17 @@ def test_processed_log_probs_under_truncation_have_mean_ratio_below_1() -> None:
     assert set(warnings_of(declared)) == {"processed_log_probs"}
 
 
+@pytest.mark.parametrize(("temperature", "is_differing"), [(0.6, True), (1.0, False)])
+def test_temperature_beside_a_truncation_is_named_with_it(temperature: float, is_differing: bool) -> None:
+    policy = Policy(vocabulary=96, temperature=temperature, top_p=0.9, processed=True)
+    plain = BatchAttributes(temperature=1.0, top_p=1.0, logprobs_mode="processed_logprobs")
+    found = warnings_of(healthy_batch(1, policy, longest=40, entropy=None, attributes=plain))
+    assert "processed_log_probs" in found
+    assert ("temperatures_differ" in found) == is_differing
+    if is_differing:
+        assert "as if μ were truncated too" in found["temperatures_differ"].seen
+
+
 @pytest.mark.parametrize("top_p", [0.95, 0.98])
 @pytest.mark.parametrize("mismatch", [0.0, 0.05])
 def test_light_truncation_is_found_beside_a_mismatch_of_both_signs(top_p: float, mismatch: float) -> None:
