@@ -1,7 +1,7 @@
 """The attempts of a side: variants are screened, replayed, kept and judged, whatever step of the search asks."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -72,19 +72,19 @@ class Attempts:
         named = sorted((each for each in self.trials if self.naming.names(each)), key=lambda each: each.gap)
         if not named:
             return None
-        best = self.whole_of(self._with_fewer_biases(named))
+        best = self.whole_of(self.with_fewer_biases(named[0]))
         if self.naming.is_exact(best):
             return best
         return min([best, *self.refined(best)], key=lambda each: each.gap)
 
-    def _with_fewer_biases(self, named: Sequence[Trial]) -> Trial:
-        """Return the first trial, or one with biases of fewer ids that leaves no more than one rounding.
+    def with_fewer_biases(self, found: Trial) -> Trial:
+        """Return a trial that may be named, or one with biases of fewer ids that leaves no more than one rounding.
 
         Of biases of all ids, some fit the rounding too.
         """
-        ids = len(named[0].sampling.biases)
-        fewer = (each for each in named if len(each.sampling.biases) < ids)
-        return next((each for each in fewer if self.naming.is_within_one_rounding(each)), named[0])
+        fewer = [each for each in self.trials if len(each.sampling.biases) < len(found.sampling.biases)]
+        named = (each for each in fewer if self.naming.is_within_one_rounding(each) and self.naming.names(each))
+        return min(named, key=lambda each: each.gap, default=found)
 
     def whole_of(self, found: Trial) -> Trial:
         """Return the trial of the same causes over all rollouts if it explains nearly as much; else `found`."""

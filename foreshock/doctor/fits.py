@@ -7,6 +7,8 @@ improve that none of those tried would do this by chance, and leaves again if th
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +37,7 @@ _FAR_OFF = 10.0
 """Multiple of d²/2 of nine tenths of the tokens beyond which a token counts no more."""
 _KNOWN_SHARE = 0.9
 """Least share that biases of all ids explain of prompts that they were not fitted to."""
+_SECTIONS = 20
 _FOLDS = 4
 _RIDGE = 1e-3
 _RIDGE_STEPS = 10
@@ -336,12 +339,24 @@ def _is_better(fitting: Fitting, before: Sampling, after: Sampling) -> bool:
 
 
 def _continuous(field: str) -> Fit:
-    """Return a fit of a continuous parameter: the best value of a grid, then least squares from there."""
+    """Return a fit of a continuous parameter: the best value of a grid, then ever narrower sections around it."""
 
     def fit(fitting: Fitting, base: Sampling) -> Sampling | None:
-        start = min((base.having(field, value) for value in CONTINUOUS[field]), key=fitting.gap)
-        value = _tidy(fitting, base, field, float(getattr(_newton(fitting, start, (field,)), field)))
-        return None if value == getattr(Sampling(), field) else base.having(field, value)
+        @functools.cache
+        def gap(value: float) -> float:
+            return fitting.gap(base.having(field, value))
+
+        grid, ratio = CONTINUOUS[field], (math.sqrt(5) - 1) / 2
+        best = min(range(len(grid)), key=lambda each: gap(grid[each]))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        for _ in range(_SECTIONS):
+            left, right = (round(each, 7) for each in (high - ratio * (high - low), low + ratio * (high - low)))
+            if gap(left) < gap(right):
+                high = right
+            else:
+                low = left
+        value = min((low + high) / 2, grid[best], key=gap)
+        return None if value == getattr(Sampling(), field) else base.having(field, _tidy(fitting, base, field, value))
 
     return fit
 

@@ -59,7 +59,7 @@ def _single(attempts: Attempts, families: Sequence[str]) -> Trial | None:
                 if trial.data[-1:] and trial.data[-1] in ROUNDED:
                     attempts.refined(trial)
                 if naming.is_exact(trial) and naming.names(trial):
-                    return attempts.whole_of(trial)
+                    return attempts.whole_of(attempts.with_fewer_biases(trial))
             if family not in FREE and any(naming.is_clear(each) for each in attempts.trials):
                 break
         if family == "sampling":

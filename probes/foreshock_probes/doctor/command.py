@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from foreshock.api.doctor import DoctorStepRecord
 from foreshock.api.records import to_json
@@ -138,23 +137,21 @@ def _examined(
     reader: Reader, asked: Mapping[str, tuple[str, int, str | None]], arguments: argparse.Namespace
 ) -> dict[str, DoctorStepRecord]:
     """Request examinations, wait for them and return the reports up to the first failed one."""
+    probes = {
+        title: reader.examine_step(
+            run, step, budget_seconds=arguments.budget, max_rollouts=arguments.rollouts, against=against
+        )
+        for title, (run, step, against) in asked.items()
+    }
     records: dict[str, DoctorStepRecord] = {}
-    for title, probe in [(title, _ask(reader, *each, arguments)) for title, each in asked.items()]:
-        done = wait_for_probe(reader, probe, arguments.budget + _LONGEST_START_SECONDS)
+    for title, probe in probes.items():
+        done = wait_for_probe(reader, to_json(probe), arguments.budget + _LONGEST_START_SECONDS)
         if done["state"] != "done":
             print("\n".join(probe_lines(done)), file=sys.stderr)
             break
         run, step, _ = asked[title]
         records[title] = reader.doctor(run, step, attempt=done["attempt"])
     return records
-
-
-def _ask(reader: Reader, run: str, step: int, against: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Request an examination of a step and return its probe."""
-    probe = reader.examine_step(
-        run, step, budget_seconds=arguments.budget, max_rollouts=arguments.rollouts, against=against
-    )
-    return to_json(probe)
 
 
 def _newest_step(reader: Reader, run: RunRecord, last: int | None = None) -> int:
@@ -223,11 +220,11 @@ def seconds(text: str) -> float:
 def _read(arguments: argparse.Namespace) -> RolloutBatch:
     """Return an even sample of the rollouts of the files."""
     declared = {"temperature": arguments.temperature, "logprobs_mode": arguments.logprobs_mode}
-    attributes = BatchAttributes(**{name: value for name, value in declared.items() if value is not None})
+    declared = {name: value for name, value in declared.items() if value is not None}
+    attributes = BatchAttributes(**declared)
     files = find_recording((Path(each) for each in arguments.what), step=0).shards
     batch = _joined([(file.path.name, read_shard(file, attributes)) for file in files])
-    if declared_now := {name: value for name, value in declared.items() if value is not None}:
-        batch = replace(batch, attributes=replace(batch.attributes, **declared_now))
+    batch = replace(batch, attributes=replace(batch.attributes, **declared))
     chosen = select_rollouts(batch.sample_ids, batch.response_lengths, arguments.rollouts)
     return batch.select([row for row in chosen.tolist() if batch.response_lengths[row] > 0])
 

@@ -242,19 +242,13 @@ class TorchExperimenter:
 
 def set_field(config: Any, field: str, value: Any) -> None:
     """Set a field of a configuration; fields of the rotary embedding are in its dictionary `rope_parameters`."""
-    if field in ("rope_theta", "rope_factor", "rope_parameters"):
-        if not hasattr(config, "rope_parameters"):
-            raise CannotTryError("the configuration has no rotary embedding")
-        rope = dict(config.rope_parameters or {})
-        if field == "rope_factor":
-            rope |= {"rope_type": "linear", "factor": value}
-        config.rope_parameters = (
-            value if field == "rope_parameters" else rope | ({} if field == "rope_factor" else {field: value})
-        )
-        return
-    if not hasattr(config, field):
-        raise CannotTryError(f"the configuration has no field {field!r}")
-    setattr(config, field, value)
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    of_rope = {"rope_parameters": value, "rope_theta": {**rope, "rope_theta": value}}
+    of_rope["rope_factor"] = {**rope, "rope_type": "linear", "factor": value}
+    name = "rope_parameters" if field in of_rope else field
+    if not hasattr(config, name):
+        raise CannotTryError(f"the configuration has no field {name!r}")
+    setattr(config, name, of_rope.get(field, value))
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -281,15 +275,13 @@ def _prompts(batch: RolloutBatch, config: Any) -> dict[str, Any]:
 
 def _with_prompts(batch: RolloutBatch, kind: str, number: int) -> RolloutBatch:
     """Return the rollouts with edited prompts: an id before the first one, or ids left out. Raises CannotTryError."""
-    prompts = [
-        {
-            "before": lambda each: np.concatenate([np.array([number], each.dtype), each]),
-            "first": lambda each: each[number:],
-            "last": lambda each: each[:-number],
-            "keep": lambda each: each[-number:],
-        }[kind](each)
-        for each in np.split(batch.prompt_token_ids, batch.prompt_offsets[1:-1])
-    ]
+    edits = {
+        "before": lambda each: np.concatenate([np.array([number], each.dtype), each]),
+        "first": lambda each: each[number:],
+        "last": lambda each: each[:-number],
+        "keep": lambda each: each[-number:],
+    }
+    prompts = [edits[kind](each) for each in np.split(batch.prompt_token_ids, batch.prompt_offsets[1:-1])]
     if not all(map(len, prompts)):
         raise CannotTryError("a prompt would have no token")
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in prompts])])

@@ -111,43 +111,47 @@ def logits_of(
     `longest_prompt`: the length of the longest prompt in the logged batch, to which prompts may have been padded.
     """
     prompts, responses = (
-        [values[offsets[row] : offsets[row + 1]] for row in range(batch.num_rollouts)]
+        np.split(values, offsets[1:-1])
         for values, offsets in (
             (batch.prompt_token_ids, batch.prompt_offsets),
             (batch.response_token_ids, batch.response_offsets),
         )
     )
+    rollouts = [np.concatenate(each) for each in zip(prompts, responses, strict=True)]
     autocast = torch.bfloat16 if change.get("precision") == "autocast" else None
     found: list[NDArray[np.float32]] = []
     with torch.no_grad(), precision(torch.device("cpu"), autocast), _edited(change):
         if cached is not None:
-            return np.concatenate(
-                [
-                    _after_cache(model, cached, prompt, response)
-                    for prompt, response in zip(prompts, responses, strict=True)
-                ]
-            )
-        longest = max(len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True))
-        most = max(1, min(_ROWS, _LOGITS_AT_ONCE // (max(longest, longest_prompt) * model.config.vocab_size)))
+            pairs = zip(rollouts, map(len, prompts), strict=True)
+            return np.concatenate([_after_cache(model, cached, *each) for each in pairs])
+        longest = max(*map(len, rollouts), longest_prompt)
+        most = max(1, min(_ROWS, _LOGITS_AT_ONCE // (longest * model.config.vocab_size)))
         single = change.get("composition") == "other"
-        rows = _OTHER_ROWS if single else int(change.get("packed", (0,))[0] or most)
+        size = _OTHER_ROWS if single else int(change.get("packed", (0,))[0] or most)
         passes = _decoded if change.get("composition") == "decode" else _packed if change.get("packed") else _padded
-        for start in range(0, batch.num_rollouts, rows):
-            part = slice(start, start + rows)
-            found += passes(model, prompts[part], responses[part], change, pad, longest_prompt)
+        for start in range(0, batch.num_rollouts, size):
+            part = slice(start, start + size)
+            found += passes(model, list(map(len, prompts[part])), rollouts[part], change, pad, longest_prompt)
     return np.concatenate(found)
 
 
 Rows = list[NDArray[np.int32]]
 
 
+def _before_response(logits: NDArray[np.float32], prompt: int, length: int) -> NDArray[np.float32]:
+    """Return the logits before each response token, of those [time, V] after each token of a rollout.
+
+    The first token of a response without a prompt has none, and its row is not used.
+    """
+    return logits[prompt - 1 : length - 1] if prompt else np.concatenate([0 * logits[:1], logits[: length - 1]])
+
+
 def _padded(
-    model: Any, prompts: Rows, responses: Rows, change: Change, pad: int, longest_prompt: int
+    model: Any, prompts: list[int], rows: Rows, change: Change, pad: int, longest_prompt: int
 ) -> list[NDArray[np.float32]]:
-    """Return the logits of each rollout; each rollout is a row of its own."""
-    rows = [np.concatenate(each) for each in zip(prompts, responses, strict=True)]
+    """Return the logits of each rollout, `prompts` tokens of which are its prompt; each is a row of its own."""
     visible, positions = change.get("visible"), change.get("positions")
-    before = [longest_prompt - len(prompt) if visible == "pads" else 0 for prompt in prompts]
+    before = [longest_prompt - prompt if visible == "pads" else 0 for prompt in prompts]
     width = max(len(row) + pads for row, pads in zip(rows, before, strict=True))
     if change.get("composition"):
         before = [width - len(row) for row in rows]
@@ -157,7 +161,7 @@ def _padded(
     for row, (tokens, pads, prompt) in enumerate(zip(rows, before, prompts, strict=True)):
         ids[row, pads : pads + len(tokens)] = tokens
         real[row, (0 if visible == "pads" else pads) : pads + len(tokens)] = True
-        places[row, pads : pads + len(tokens)] = _positions(positions, len(prompt), len(tokens), longest_prompt)
+        places[row, pads : pads + len(tokens)] = _positions(positions, prompt, len(tokens), longest_prompt)
         if visible == "pads":
             places[row] = np.arange(width)
     inputs: dict[str, Any] = {"input_ids": torch.from_numpy(ids), "use_cache": False}
@@ -166,22 +170,19 @@ def _padded(
     if visible is None:
         inputs["attention_mask"] = torch.from_numpy(real.astype(np.int64))
     else:
-        inputs["attention_mask"] = torch.from_numpy(_mask(visible, real, [len(prompt) for prompt in prompts]))
+        inputs["attention_mask"] = torch.from_numpy(_mask(visible, real, prompts))
     logits = _called(model, **inputs).logits.float().numpy()
     return [
-        logits[row, pads + len(prompt) - 1 : pads + len(tokens) - 1]
-        if len(prompt)
-        else _without_prompt(logits[row], len(tokens))
+        _before_response(logits[row, pads:], prompt, len(tokens))
         for row, (tokens, pads, prompt) in enumerate(zip(rows, before, prompts, strict=True))
     ]
 
 
 def _decoded(
-    model: Any, prompts: Rows, responses: Rows, change: Change, pad: int, longest_prompt: int
+    model: Any, prompts: list[int], rows: Rows, change: Change, pad: int, longest_prompt: int
 ) -> list[NDArray[np.float32]]:
     """Return the logits of each rollout, decoded token by token with a cache as an engine does."""
-    rows = [np.concatenate(each) for each in zip(prompts, responses, strict=True)]
-    firsts = [max(len(prompt), 1) for prompt in prompts]
+    firsts = [max(prompt, 1) for prompt in prompts]
     width, steps = max(firsts), max(len(row) - first for row, first in zip(rows, firsts, strict=True))
     ids = np.full((len(rows), width + steps), pad, dtype=np.int64)
     seen, places = np.ones_like(ids), np.zeros_like(ids)
@@ -204,14 +205,9 @@ def _decoded(
         logits.append(output.logits[:, -1].float().numpy())
     decoded = np.stack(logits, axis=1)
     return [
-        decoded[row, : len(tokens) - first] if len(prompt) else _without_prompt(decoded[row], len(tokens))
+        _before_response(decoded[row], min(prompt, 1), len(tokens) - first + 1)
         for row, (tokens, first, prompt) in enumerate(zip(rows, firsts, prompts, strict=True))
     ]
-
-
-def _without_prompt(logits: NDArray[np.float32], length: int) -> NDArray[np.float32]:
-    """Return the logits of a response without a prompt; the first token has none, and its row is not used."""
-    return np.concatenate([np.zeros_like(logits[:1]), logits[: max(length - 1, 0)]])[:length]
 
 
 def _positions(kind: str | None, prompt: int, length: int, longest_prompt: int) -> NDArray[np.int64]:
@@ -245,11 +241,10 @@ def _mask(visible: Any, real: NDArray[np.bool_], prompts: list[int]) -> NDArray[
 
 
 def _packed(
-    model: Any, prompts: Rows, responses: Rows, change: Change, pad: int, longest_prompt: int
+    model: Any, prompts: list[int], rows: Rows, change: Change, pad: int, longest_prompt: int
 ) -> list[NDArray[np.float32]]:
     """Return the logits of rollouts concatenated without borders: each rollout attends to the ones before it."""
     _, resets = change.get("packed")
-    rows = [np.concatenate(each) for each in zip(prompts, responses, strict=True)]
     ids = torch.from_numpy(np.concatenate(rows).astype(np.int64))[None]
     width = ids.shape[1]
     places = np.concatenate([np.arange(len(row)) for row in rows]) if resets else np.arange(width)
@@ -257,22 +252,17 @@ def _packed(
     logits = _called(
         model, input_ids=ids, position_ids=torch.from_numpy(places)[None], attention_mask=mask, use_cache=False
     ).logits[0]
-    found, start = [], 0
-    for row, prompt in zip(rows, prompts, strict=True):
-        own = logits[start : start + len(row)].float().numpy()
-        found.append(own[len(prompt) - 1 : len(row) - 1] if len(prompt) else _without_prompt(own, len(row)))
-        start += len(row)
-    return found
+    ends = np.cumsum([len(row) for row in rows])
+    return [
+        _before_response(logits[end - len(row) : end].float().numpy(), prompt, len(row))
+        for row, prompt, end in zip(rows, prompts, ends.tolist(), strict=True)
+    ]
 
 
-def _after_cache(
-    model: Any, cached: Any, prompt: NDArray[np.int32], response: NDArray[np.int32]
-) -> NDArray[np.float32]:
-    if len(prompt) < 2 or not len(response):
+def _after_cache(model: Any, cached: Any, row: NDArray[np.int32], prompt: int) -> NDArray[np.float32]:
+    if prompt < 2 or len(row) == prompt:
         raise CannotTryError("a prompt of one token has no cache, or a response is empty")
-    ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
-    past = _called(cached, input_ids=ids[:, : len(prompt) - 1], use_cache=True).past_key_values
-    logits: torch.Tensor = _called(
-        model, input_ids=ids[:, len(prompt) - 1 : -1], past_key_values=past, use_cache=True
-    ).logits[0]
-    return logits.float().numpy()
+    ids = torch.from_numpy(row.astype(np.int64))[None]
+    past = _called(cached, input_ids=ids[:, : prompt - 1], use_cache=True).past_key_values
+    logits = _called(model, input_ids=ids[:, prompt - 1 : -1], past_key_values=past, use_cache=True).logits
+    return np.asarray(logits[0].float().numpy())
