@@ -60,7 +60,6 @@ def show_runs(
     group: Asked = "",
     page: Annotated[int, Query(ge=1, le=100_000)] = 1,
 ) -> Response:
-    """Return the page of runs."""
     query = run_list.RunsQuery(search.strip(), project, model, tag, state, verdict, sort, group, page)
     return visitor.page("runs.html", run_list.runs_page, query)
 
@@ -69,55 +68,46 @@ def show_runs(
 def show_alerts(
     visitor: sessions.ReaderSession, cursor: pagination.Cursor = None, state: Asked = "open", severity: Asked = ""
 ) -> Response:
-    """Return the page of the alerts of all runs: the open ones, unless another state or none is asked for."""
     return visitor.page("alerts.html", alerts.alerts_page, state, severity, cursor)
 
 
 @pages.get("/compare")
 def show_comparison(visitor: sessions.ReaderSession, run: ComparedRuns = ()) -> Response:
-    """Return several runs side by side."""
     return visitor.page("compare.html", compare.compare_page, run)
 
 
 @pages.get("/certificates")
 def show_certificates(visitor: sessions.ReaderSession, cursor: pagination.Cursor = None) -> Response:
-    """Return the matrix of certificates and conditions."""
     return visitor.page("certificates.html", certificates.certificates_page, cursor)
 
 
 @pages.get("/certificates/{certificate}")
 def show_certificate(certificate: Identifier, visitor: sessions.ReaderSession, against: Asked = "") -> Response:
-    """Return the page of a certificate, compared with another one if `against` is its id."""
     return visitor.page("certificate.html", certificates.certificate_page, certificate, against)
 
 
 @parts.get("/compare/{name}.json")
 def comparison_figure(name: str, visitor: sessions.ReaderSession, run: ComparedRuns = ()) -> Response:
-    """Return the curves of one quantity of several runs."""
     return visitor.figure(compare.compared_figure, name, run)
 
 
 @pages.get("/runs/{run}")
 def show_run(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
-    """Return the page of a run, by id, or by a key that only one project has."""
     return visitor.page("run.html", run_page, run)
 
 
 @pages.get("/runs/{project}/{key}")
 def show_run_of_project(run: RunOfPage, visitor: sessions.ReaderSession) -> Response:
-    """Return the page of a run, at the address that pages link to."""
     return visitor.page("run.html", run_page, run)
 
 
 @pages.get("/runs/{run}/steps/{step}")
 def show_step(run: RunIdentifier, step: parameters.StepPath, visitor: sessions.ReaderSession) -> Response:
-    """Return the page of a step."""
     return visitor.page("step.html", step_page, run, step)
 
 
 @pages.get("/runs/{project}/{key}/steps/{step}")
 def show_step_of_project(run: RunOfPage, step: parameters.StepPath, visitor: sessions.ReaderSession) -> Response:
-    """Return the page of a step, at the address that pages link to."""
     return visitor.page("step.html", step_page, run, step)
 
 
@@ -128,7 +118,6 @@ def show_rollout(
     sample_id: Annotated[str, Path(max_length=LONGEST_SAMPLE_ID, pattern=parameters.SEGMENT_PATTERN)],
     visitor: sessions.ReaderSession,
 ) -> Response:
-    """Return the page of a rollout."""
     return visitor.page("rollout.html", rollout.rollout_page, run, step, parameters.decoded_segment(sample_id))
 
 
@@ -158,7 +147,6 @@ def decide(
 def acknowledge_alert(
     run: RunIdentifier, alert: AlertIdentifier, context: Context, visitor: sessions.IngesterSession
 ) -> Response:
-    """Mark the alert as seen, then redirect to the run."""
     context.database.write(lambda session: acknowledge(session, visitor.principal, run, alert))
     return back_to_run(context, visitor, run)
 
@@ -171,7 +159,6 @@ def resolve_alert(
     visitor: sessions.IngesterSession,
     reason: Annotated[parameters.Name, Form()],
 ) -> Response:
-    """Resolve the alert, then redirect to the run."""
     context.database.write(lambda session: resolve(session, visitor.principal, run, alert, reason))
     return back_to_run(context, visitor, run)
 
@@ -222,13 +209,11 @@ def run_figure(
     to_step: parameters.ToStep = parameters.LARGEST_STEP,
     scalar: ScalarsOfFigure = (),
 ) -> Response:
-    """Return a figure of a run, as `static/figures.js` draws it."""
     return visitor.figure(figures.run_figure, run, name, figures.Asked(from_step, to_step, scalar))
 
 
 @parts.get("/runs/{run}/file")
 def run_file(run: RunIdentifier, context: Context, visitor: sessions.ReaderSession) -> Response:
-    """Return the page of a run as one HTML file that needs no service."""
     headers = {"Content-Disposition": f'attachment; filename="{run}.html"'}
     page = visitor.look(saved.saved_run, run, _origin(context, visitor.request))
     return rendering.html_response(visitor.request, page, headers)
@@ -242,7 +227,6 @@ def run_text(
     step: Annotated[int | None, Query(ge=0, le=parameters.LARGEST_STEP)] = None,
     whole: bool = False,
 ) -> Response:
-    """Return the page of a run or of a step as text: what `foreshock report` prints."""
     origin = _origin(context, visitor.request)
     text = visitor.look(report.report_of_run, run, step, whole, origin)
     return Response(text, media_type="text/plain; charset=utf-8", headers=rendering.PAGE_HEADERS)
@@ -255,19 +239,16 @@ def _origin(context: ServiceContext, request: Request) -> str:
 
 @parts.get("/runs/{run}/probes")
 def run_probes(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
-    """Return the replays of a run, as an HTML fragment."""
     return visitor.page("probes.html", probes_part, run)
 
 
 @parts.get("/runs/{run}/semantics")
 def run_semantics(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
-    """Return the lint of a run, as an HTML fragment."""
     return visitor.page("semantics.html", semantics_part, run)
 
 
 @parts.get("/runs/{run}/scalars")
 def run_scalars(run: RunIdentifier, visitor: sessions.ReaderSession, name: Asked = "") -> Response:
-    """Return places for the curves of the scalars whose names have these words, as an HTML fragment."""
     return visitor.page("scalars.html", scalars_part, run, name)
 
 
@@ -279,13 +260,11 @@ def run_axes(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
 
 @parts.get("/runs/{run}/steps/{step}/figures/{name}.json")
 def step_figure(run: RunIdentifier, step: parameters.StepPath, name: str, visitor: sessions.ReaderSession) -> Response:
-    """Return a figure of a step."""
     return visitor.figure(figures.step_figure, run, step, name)
 
 
 @parts.get("/runs/{run}/steps/{step}/tokens")
 def step_tokens(run: RunIdentifier, step: parameters.StepPath, visitor: sessions.ReaderSession) -> Response:
-    """Return the worst tokens of a step, as an HTML fragment."""
     return visitor.page("tokens.html", worst_tokens, run, step)
 
 
@@ -296,19 +275,16 @@ def rollout_tokens(
     sample_id: Annotated[str, Query(max_length=LONGEST_SAMPLE_ID)],
     visitor: sessions.ReaderSession,
 ) -> Response:
-    """Return the tokens of a rollout as columns, as `static/rollout.js` draws them."""
     return rendering.json_response(visitor.request, visitor.look(rollout.rollout_columns, run, step, sample_id))
 
 
 @parts.get("/runs/{run}/steps/{step}/corrections")
 def step_corrections(run: RunIdentifier, step: parameters.StepPath, visitor: sessions.ReaderSession) -> Response:
-    """Return the corrections and the theory of a step, as an HTML fragment."""
     return visitor.page("corrections.html", attribution.corrections_part, run, step)
 
 
 @pages.get("/login")
 def show_login(request: Request, next_path: Annotated[str, Query(alias="next", max_length=2000)] = "/") -> Response:
-    """Return the form that takes an API key."""
     page = {"next": sessions.local_path(next_path), "error": None}
     return rendering.page_response(request, "login.html", page, None)
 
@@ -330,7 +306,6 @@ def log_in(
 
 @pages.post("/logout")
 def log_out(request: Request, context: Context, csrf_token: Annotated[str, Form(max_length=200)] = "") -> Response:
-    """End the session."""
     sessions.require_form_token(context, request, csrf_token)
     return sessions.sign_out(context, request)
 
@@ -343,7 +318,6 @@ def static_file(request: Request, name: str, v: str = "") -> Response:
         raise HTTPException(404, "no such file")
     cache = rendering.LONG_CACHE if v == rendering.digest_of(name) else rendering.REVALIDATE
     headers = {"Cache-Control": cache, "X-Content-Type-Options": "nosniff", "Vary": "Accept-Encoding"}
-    if not rendering.accepts_gzip(request):
-        return Response(found.read_bytes(), media_type=rendering.media_type_of(name), headers=headers)
-    headers["Content-Encoding"] = "gzip"
-    return Response(rendering.compressed(name), media_type=rendering.media_type_of(name), headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        found, headers["Content-Encoding"] = rendering.compressed(name), "gzip"
+    return Response(found, media_type=rendering.MEDIA_TYPES[name[name.rindex(".") :]], headers=headers)

@@ -5,11 +5,12 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from importlib.resources.abc import Traversable
+from typing import Literal
 
 import orjson
 from fastapi import Request, Response
@@ -23,12 +24,32 @@ from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
 from foreshock.lint import CHECKS
 from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
-from foreshock_service.platform.compression import matches
+from foreshock_service.platform import compression
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.figures import attribution, drawing
-from foreshock_service.present.pages.view_models import Label, Moment, Tone, Value, Visitor
 
 DASH = "–"
+Tone = Literal["", "good", "warning", "critical"]
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """The scopes of the person who reads the page; they determine which forms the page has."""
+
+    signed_in: bool = False
+    may_answer_alerts: bool = False
+    may_operate: bool = False
+    csrf_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number in a table, the tone of its range, and its interval if it has one."""
+
+    text: str
+    tone: Tone = ""
+    interval: str | None = None
+
 
 OUT_OF_DATE = (
     "Some steps were measured by another release, whose statistics this one cannot read. The curves are complete; "
@@ -44,10 +65,6 @@ PHASES: dict[str, str] = {
     "decaying": "lowered",
     "floor": "on the floor",
     "held": "held until it is released",
-}
-MODES: dict[str, Label] = {
-    "shadow": Label("shadow mode: the trainer gets 1.0"),
-    "apply": Label("apply mode: the trainer uses this scale", "good"),
 }
 VERDICT_TONES: dict[healthy_ranges.Verdict, Tone] = {
     "healthy": "",
@@ -89,12 +106,10 @@ def count(value: int | None) -> str:
     return DASH if value is None else f"{value:,}".replace(",", "\u2009")
 
 
-def moment(at_us: int | None) -> Moment | None:
-    """Return a time in UTC microseconds as text; None for None."""
-    if at_us is None:
-        return None
+def moment(at_us: int) -> Markup:
+    """Return UTC microseconds as an element that machines and people can read."""
     at = datetime.fromtimestamp(at_us // 1_000_000, tz=UTC)
-    return Moment(at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M UTC"))
+    return Markup(f'<time datetime="{at:%Y-%m-%dT%H:%M:%SZ}">{at:%Y-%m-%d %H:%M} UTC</time>')
 
 
 def judged_value(measure: str, value: float | None, model_kind: ModelKind | None) -> Value:
@@ -107,43 +122,31 @@ def judged_value(measure: str, value: float | None, model_kind: ModelKind | None
 LONG_CACHE = "public, max-age=31536000, immutable"
 REVALIDATE = "no-cache"
 PLOTLY = "plotly-basic.min.js"
-MEDIA_TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 @cache
-def assets() -> dict[str, Traversable]:
+def assets() -> dict[str, bytes]:
     """Return every file that /static serves, by name."""
-    return {
-        item.name: item
-        for item in files("foreshock_service.present.pages").joinpath("static").iterdir()
-        if item.is_file()
-    }
+    folder = files("foreshock_service.present.pages") / "static"
+    return {item.name: item.read_bytes() for item in folder.iterdir() if item.is_file()}
+
+
+@cache
+def compressed(name: str) -> bytes:
+    """Return a static file's gzipped content."""
+    return gzip.compress(assets()[name], 9, mtime=0)
 
 
 @cache
 def digest_of(name: str) -> str:
-    """Return a digest of a file's content, the version in its address."""
-    return hashlib.sha256(assets()[name].read_bytes()).hexdigest()[:12]
+    """Return a digest of a static file's content, the version in its address."""
+    return hashlib.sha256(assets()[name]).hexdigest()[:12]
 
 
 def address_of(name: str) -> str:
     """Return the address of a static file, which changes when its content does."""
     return f"/static/{name}?v={digest_of(name)}"
-
-
-def media_type_of(name: str) -> str:
-    """Return the content type of a static file, by its ending."""
-    return MEDIA_TYPES[name[name.rindex(".") :]]
-
-
-@cache
-def compressed(name: str) -> bytes:
-    """Return a file's gzipped content, cached for the life of the process."""
-    return gzip.compress(assets()[name].read_bytes(), 9, mtime=0)
 
 
 # Plotly sets style attributes on its elements and adds an empty <style> to the page, filled later by script: the first
@@ -168,9 +171,6 @@ CONTENT_SECURITY_POLICY = "; ".join(
     )
 )
 
-LEAST_COMPRESSED = 1024
-"""Smallest body in bytes that is compressed."""
-
 PAGE_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -191,6 +191,7 @@ def templates() -> Environment:
     )
     environment.filters |= {
         "code": with_code,
+        "moment": moment,
         "capital": capital,
         "number": number,
         "count": count,
@@ -257,17 +258,10 @@ def json_response(request: Request, value: object) -> Response:
     return _tagged(request, body, "application/json", 200)
 
 
-def accepts_gzip(request: Request) -> bool:
-    """Return whether the browser accepts gzip; browsers do not send `gzip;q=0`."""
-    return "gzip" in request.headers.get("accept-encoding", "")
-
-
 def _tagged(request: Request, body: bytes, media_type: str, status: int) -> Response:
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {**PAGE_HEADERS, "ETag": tag, "Cache-Control": f"private, {REVALIDATE}", "Vary": "Accept-Encoding"}
-    if status == 200 and matches(request.headers.get("if-none-match"), tag):
+    headers = {**PAGE_HEADERS, "Cache-Control": f"private, {REVALIDATE}", "Vary": "Accept-Encoding"}
+    headers["ETag"] = tag = compression.content_etag(body)
+    if status == 200 and compression.matches(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
-    if len(body) >= LEAST_COMPRESSED and accepts_gzip(request):
-        headers["Content-Encoding"] = "gzip"
-        body = gzip.compress(body, 5, mtime=0)
-    return Response(body, status_code=status, media_type=media_type, headers=headers)
+    body, encoding = compression.compressed(body, request.headers.get("accept-encoding"))
+    return Response(body, status_code=status, media_type=media_type, headers=headers | encoding)

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from foreshock import page_addresses
 from foreshock_service.platform import parameters, problem, request_guards, security
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.present.pages import rendering, view_models
+from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.figures import Figure, Missing
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.runs.runs import RunDeleted, RunNotFound
@@ -32,7 +32,7 @@ class PageSession:
     request: Request
     context: ServiceContext
     principal: security.Principal
-    view: view_models.Visitor
+    view: rendering.Visitor
 
     def look(self, read: Callable[..., Result], *arguments: object) -> Result:
         """Return `read(viewing, *arguments)`; the database session is closed before the response is sent."""
@@ -52,7 +52,7 @@ def page_session(request: Request, context: Context) -> PageSession:
     """Return the session of a request to a page. Raises AuthenticationRequired or ScopeMissing."""
     principal = security.authenticate(context, request)
     security.check_scope(principal, security.Scope.READ)
-    visitor = view_models.Visitor(
+    visitor = rendering.Visitor(
         signed_in=security.SESSION_COOKIE in request.cookies and principal.key_id is not None,
         may_answer_alerts=principal.may(security.Scope.INGEST),
         may_operate=principal.may(security.Scope.ADMIN),

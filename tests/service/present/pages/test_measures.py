@@ -12,7 +12,7 @@ from foreshock.corrections import CORRECTIONS
 from foreshock.measures.registry import measure_named
 from foreshock.model_kind import ModelKind
 from foreshock_service.present.pages.presenters import attribution
-from foreshock_service.present.pages.view_models import Value
+from foreshock_service.present.pages.rendering import Value
 from tests.service.present.pages.conftest import SentRun, Site
 from tests.service.sending import Sender, make_batch
 

@@ -107,7 +107,6 @@ def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, 
     return {
         "advice": advice,
         "why": snapshot.remedy.why,
-        "mode": rendering.MODES[advice.mode],
         "phase": rendering.PHASES[advice.phase] if lowered is None else lowered,
         "schedule": schedule,
         "applied": effect_in_words(advice.mode, advice.revision, applied),

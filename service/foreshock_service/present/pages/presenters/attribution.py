@@ -17,8 +17,7 @@ from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
 from foreshock_service.present.pages.figures import Figure, Missing, attribution
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.rendering import DASH, count, judged_value, number
-from foreshock_service.present.pages.view_models import Value
+from foreshock_service.present.pages.rendering import DASH, Value, count, judged_value, number
 from foreshock_service.replay.attribution import service as attributions
 from foreshock_service.runs import corrections, measurements
 

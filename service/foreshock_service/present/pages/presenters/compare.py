@@ -12,9 +12,9 @@ from foreshock.diagnosis.differences import apart_in_words, apart_since
 from foreshock.measures.pooling import PooledMean
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
-from foreshock_service.present.pages import figures, rendering, view_models
+from foreshock_service.present.pages import figures, rendering
 from foreshock_service.present.pages.figures import mismatch
-from foreshock_service.present.pages.presenters.figures import FigureNotFound
+from foreshock_service.present.pages.presenters.figures import FigureNotFound, Place
 from foreshock_service.present.pages.presenters.viewing import Viewing, quantity_curves
 from foreshock_service.runs import measurements
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
@@ -59,7 +59,7 @@ def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> dict[str, Any]:
     return {
         "runs": runs,
         "figures": [
-            view_models.Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
+            Place(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
             for name, each in COMPARED.items()
         ],
         "verdicts": verdicts_of_runs(viewing.session, [run.id for run in runs]),

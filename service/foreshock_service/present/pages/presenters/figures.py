@@ -65,6 +65,18 @@ StepFigure = Callable[[Viewing, Run, int], Figure | Missing]
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A place for a figure, which the browser fetches from `address`, or from that of a choice: (text, address)."""
+
+    id: str
+    title: str
+    address: str
+    wide: bool = False
+    choices: Sequence[tuple[str, str]] = ()
+    over_steps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RunPlot:
     """A figure of a run's page. If it is `marked`, alerts and changes are added to what `make` draws."""
 

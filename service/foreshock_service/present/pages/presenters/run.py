@@ -9,7 +9,7 @@ from foreshock.api.runs import IncompleteStep, RunRecord, WeightsRecord
 from foreshock.diagnosis.episodes import episodes_of
 from foreshock.diagnosis.references import reference_sentence
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.present.pages import rendering, view_models
+from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.presenters import advice, alerts, figures
 from foreshock_service.present.pages.presenters.doctor import doctor_of_run
 from foreshock_service.present.pages.presenters.lint import LintPanel, lint_of_run
@@ -43,7 +43,6 @@ def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
         "address": page_addresses.run_page_path(run.project, run.key),
         "model_kind": rendering.model_kind_in_words(run),
         "attempt": attempts[-1].attempt if attempts else None,
-        "started": rendering.moment(run.created_at_us),
         "baseline": None if baseline is None else runs.run_records(session, [baseline])[0],
         "healthy_run": _healthy_run(viewing, run),
         "diagnosis": diagnosis_of_run(session, run_id),
@@ -58,7 +57,7 @@ def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
         "out_of_date": rendering.OUT_OF_DATE if measurements.is_run_out_of_date(session, run_id) else None,
         "grafana_address": alerts.run_dashboard(viewing.context.settings, run_id),
         "figures": [
-            view_models.Plot(name, plot.title, f"/pages/runs/{run_id}/figures/{name}.json", over_steps=plot.over_steps)
+            figures.Place(name, plot.title, f"/pages/runs/{run_id}/figures/{name}.json", over_steps=plot.over_steps)
             for name, plot in figures.RUN_PLOTS.items()
         ],
     }

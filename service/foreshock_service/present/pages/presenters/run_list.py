@@ -8,7 +8,6 @@ from urllib.parse import urlencode
 
 from foreshock.api import diagnosis
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.figures import drawing
 from foreshock_service.present.pages.presenters.viewing import Viewing, last_steps
 from foreshock_service.runs import diagnoses, listing, steps
@@ -143,7 +142,7 @@ def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[di
     return [
         {
             "run": record,
-            "active_at": rendering.moment(_active_at(run)),
+            "active_at": _active_at(run),
             "newest": {name: curve.newest for name, curve in curves.get(run.id, {}).items()},
             "paths": {name: of_runs[run.id] for name, of_runs in paths.items() if run.id in of_runs},
             "scale": scales.get(run.id),

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from foreshock.clock import now_us
-from foreshock_service.present.pages import rendering, view_models
+from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.presenters import alerts, figures
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, semantics_part
 from foreshock_service.present.pages.presenters.viewing import Viewing
@@ -22,7 +22,6 @@ _IMPORT = re.compile(r'^import (\{.+?\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async function|function|const) (\w+))", re.MULTILINE)
 # Text of a run cannot contain them: its quotation marks are escaped.
 _LINK = re.compile(r' (href|data-steps)="(?=/)')
-NOBODY = view_models.Visitor(signed_in=False, may_answer_alerts=False, may_operate=False, csrf_token="")
 
 
 def saved_run(viewing: Viewing, run_id: str, origin: str) -> str:
@@ -49,7 +48,7 @@ def saved_run(viewing: Viewing, run_id: str, origin: str) -> str:
             "plotly": Markup(texts[rendering.PLOTLY]),
             "script": Markup(texts["script"]),
             "parts": Markup(_json_for_html(_parts(viewing, run_id, page, origin))),
-            "saved_at": rendering.moment(now_us()),
+            "saved_at": now_us(),
             "origin": origin,
         },
     )
@@ -84,11 +83,11 @@ def bundled() -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return rendering.assets()[name].read_text(encoding="utf-8")
+    return rendering.assets()[name].decode()
 
 
 def _rendered(template: str, page: object) -> str:
-    return rendering.templates().get_template(template).render(page=page, visitor=NOBODY)
+    return rendering.templates().get_template(template).render(page=page, visitor=rendering.Visitor())
 
 
 def _absolute(text: str, origin: str) -> str:

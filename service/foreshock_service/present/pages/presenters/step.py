@@ -7,7 +7,6 @@ import numpy as np
 
 from foreshock import healthy_ranges, page_addresses
 from foreshock.api.attribution import AttributionRecord
-from foreshock.api.runs import StepRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.changes import change_in_words
 from foreshock.diagnosis.differences import new_worst_in_words
@@ -15,7 +14,7 @@ from foreshock.measures import registry, rollout_summaries
 from foreshock.measures.estimators.bootstrap import interval_warning
 from foreshock_service.platform import columnar, problem
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.present.pages import rendering, view_models
+from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
 from foreshock_service.present.pages.presenters import alerts, figures, rollout
 from foreshock_service.present.pages.presenters import attribution as links
@@ -71,11 +70,12 @@ def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
     found = links.attribution_of(viewing, run_id, number, None)
     attribution = found if isinstance(found, AttributionRecord) else None
     key = events.StepKey(run_id, step.attempt, number)
+    folder = f"/pages/runs/{run_id}/steps/{number}/figures"
     measures = links.measure_groups(values, comparisons, run.model_kind)
     return {
         "run": run,
         "step": step,
-        "state": _state(step),
+        "shards": steps.shards_in_words(step.shards, step.expected_shards),
         "earlier": earlier[-1] if earlier else None,
         "changed": _changed(viewing, run, earlier[-1], key, values) if earlier else None,
         "later": later[0].step if later else None,
@@ -92,7 +92,13 @@ def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
         "reach e: means of ratios and effective sample sizes cannot be trusted.",
         "step_measures": _of_rollouts(values.get(STEP_ROW, {})),
         "figures": [
-            _plot(f"/pages/runs/{run_id}/steps/{number}/figures", name, plot)
+            figures.Place(
+                name,
+                plot.title,
+                f"{folder}/{name}.json",
+                plot.wide,
+                [(text, f"{folder}/{each}.json") for each, text in plot.choices.items()],
+            )
             for name, plot in figures.STEP_PLOTS.items()
         ],
         "attribution": attribution,
@@ -180,22 +186,9 @@ def _worst_rollouts(viewing: Viewing, key: events.StepKey) -> list[tuple[str, fl
     ]
 
 
-def _plot(folder: str, name: str, plot: figures.StepPlot) -> view_models.Plot:
-    choices = [view_models.Choice(text, f"{folder}/{each}.json") for each, text in plot.choices.items()]
-    return view_models.Plot(name, plot.title, f"{folder}/{name}.json", plot.wide, choices)
-
-
 def _of_rollouts(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
     return [
         (measure.name.replace("_", " "), links.measure_value(measure.column, value, None).text)
         for measure in registry.STEP_MEASURES
         if measure.name not in IN_THE_HEADER and (value := values.get(measure.column)) is not None
     ]
-
-
-def _state(step: StepRecord) -> view_models.Label:
-    if step.closed:
-        if step.shards >= step.expected_shards:
-            return view_models.Label("closed", "good")
-        return view_models.Label(f"closed with {steps.shards_in_words(step.shards, step.expected_shards)}", "warning")
-    return view_models.Label("waiting for shards", live=True)
