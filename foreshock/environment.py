@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foreshock.api.records import Record
 from foreshock.fingerprint import Fingerprint
 
 # Environment variables by which kernels are chosen by hand; a fingerprint records those that were set.
@@ -137,8 +138,7 @@ _SYSTEMS = ("Linux", "Darwin", "Windows")
 _NOT_INTEL = {MklKernels.AMD: "amd", MklKernels.SSE4_2: "sse4.2", None: "other"}
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(Record):
     """Hardware and software that computed a score; None: unknown.
 
     `device` is "CPU" or the name of the GPU. `instruction_set` (a value of `InstructionSet`, or torch's name of another

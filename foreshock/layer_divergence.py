@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreshock.api.records import Record
+from foreshock.api.records import NAN, Measured, Record, from_attributes
+from foreshock.api.replays import MeanRecord
 from foreshock.interval_names import RANGE
-from foreshock.json_values import json_value
 from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS, nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval
 
@@ -28,35 +28,12 @@ HIGH_QUANTILE = 0.99
 EMBEDDINGS, FINAL_NORM = "embeddings", "norm"
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """A mean over states with its interval by prompt group (`distances_of`); None: there are too few groups."""
-
-    mean: float | None
-    low: float | None
-    high: float | None
-
-    @classmethod
-    def of(cls, interval: Interval) -> Mean:
-        """Return the interval with None for values that are not finite."""
-        return cls(**json_value({"mean": interval.mean, "low": interval.low, "high": interval.high}))
-
-    @property
-    def known(self) -> bool:
-        """True if there is an interval."""
-        return self.low is not None and self.high is not None
-
-    def is_above(self, other: Mean) -> bool:
-        """Return True if the interval lies above that of `other`; False if either is unknown."""
-        return self.low is not None and other.high is not None and self.low > other.high
-
-
 class Distance(Record, kw_only=False):
     """The distances of two sets of states h and r at one place."""
 
-    relative_l2: Mean
+    relative_l2: MeanRecord
     """‖h − r‖/‖r‖"""
-    relative_l2_p99: float | None
+    relative_l2_p99: Measured
     """0.99 quantile of ‖h − r‖/‖r‖ over states"""
 
 
@@ -108,13 +85,13 @@ def departure_of(layers: Sequence[ComparedLayer]) -> str | None:
 def departure_in_words(layers: Sequence[ComparedLayer], compared: str, reference: str, groups: int) -> str:
     """Return what a comparison of two scorers shows, as one sentence with its figures."""
     names = f"{compared} and {reference}"
-    if not layers or not all(layer.distance.relative_l2.known for layer in layers):
+    if not layers or not all(math.isfinite(layer.distance.relative_l2.high) for layer in layers):
         return f"Where {names} depart cannot be told: an interval needs {LEAST_CLUSTERS} prompt groups, got {groups}."
     layer = next((layer for layer in layers if layer.departs), None)
     if layer is None:
         return f"No layer of {names} departs beyond its noise floor."
     mean = layer.distance.relative_l2
-    floor = max(each.relative_l2.high or 0.0 for each in (layer.compared_floor, layer.reference_floor))
+    floor = max(each.relative_l2.high for each in (layer.compared_floor, layer.reference_floor))
     return (
         f"{names} depart first at {layer.name}: the relative L2 distance is {mean.mean:.2g} "
         f"({RANGE} {mean.low:.2g} to {mean.high:.2g}), the noise floor at most {floor:.2g}."
@@ -148,12 +125,14 @@ def distances_of(values: Float64, groups: NDArray[np.int64]) -> tuple[Distance, 
     """
     keep = np.isfinite(values).all(axis=0)
     if not keep.any():
-        return (Distance(Mean(None, None, None), None),) * len(values)
+        return (Distance(MeanRecord(mean=NAN, low=NAN, high=NAN), NAN),) * len(values)
     names, of = np.unique(groups[keep], return_inverse=True)
     rows, sizes = values[:, keep], np.bincount(of)
     sums = np.asarray([np.bincount(of, row, names.size) for row in rows], np.float64).T
     return tuple(
-        Distance(Mean.of(found if math.isfinite(found.high) else _range_of(found, column / sizes)), high)
+        Distance(
+            from_attributes(MeanRecord, found if math.isfinite(found.high) else _range_of(found, column / sizes)), high
+        )
         for found, column, high in zip(
             nonnegative_intervals(sums, sizes), sums.T, np.quantile(rows, HIGH_QUANTILE, axis=1).tolist(), strict=True
         )
@@ -179,7 +158,7 @@ def compared_layers(
 def compared_layer(name: str, distance: Distance, compared_floor: Distance, reference_floor: Distance) -> ComparedLayer:
     """Return a place, which departs if the interval of its distance lies above those of both floors."""
     floors = (compared_floor, reference_floor)
-    departs = all(distance.relative_l2.is_above(floor.relative_l2) for floor in floors)
+    departs = all(distance.relative_l2.low > floor.relative_l2.high for floor in floors)
     return ComparedLayer(name, distance, compared_floor, reference_floor, departs)
 
 

@@ -3,18 +3,19 @@
 The service offers these scorers, workers implement them, and attribution, commands, pages and dashboards read their
 names, order, texts and colours here. To add a scorer, write its function in a file of
 `probes/foreshock_probes/scorers/` and add its row to `SCORERS`; a scorer of a new engine also adds the engine to
-`ENGINES`. Other packages add theirs by an entry point (`foreshock.third_party_scorers`). `EXACT_PAIRS` lists the pairs
+`ENGINES`. Other packages add theirs by an entry point of the group `foreshock.scorers`. `EXACT_PAIRS` lists the pairs
 of scorers whose distributions workers compare over the whole vocabulary.
 """
 
+import importlib.metadata
 import itertools
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
-from foreshock.third_party_scorers import found_in_packages
 
 Side = Literal["engine", "trainer"]
 Adapters = Literal["all", "layers", "none"]
@@ -248,9 +249,59 @@ SCORERS: dict[str, Scorer] = {
     )
 }
 
+ENTRY_POINT_GROUP = "foreshock.scorers"
+_NAME = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
+
+
+def scorers_of(points: Iterable[importlib.metadata.EntryPoint]) -> tuple[dict[str, Scorer], tuple[str, ...]]:
+    """Return the rows of other packages by name, and a sentence for each entry that was refused.
+
+    An entry has the scorer's name and points to its row. The row's module is imported wherever the table is, so it must
+    import its engine inside the function that scores. An entry that is broken or takes a name in use is refused without
+    an error, because a trainer imports the table too; if two have one name, both are refused.
+    """
+    by_name: dict[str, list[importlib.metadata.EntryPoint]] = {}
+    for point in points:
+        by_name.setdefault(point.name, []).append(point)
+    rows: dict[str, Scorer] = {}
+    refused: list[str] = []
+    for name, same in sorted(by_name.items()):
+        found = _row_of(name, same)
+        if isinstance(found, Scorer):
+            rows[name] = found
+        else:
+            origins = ", ".join(sorted(point.value if point.dist is None else point.dist.name for point in same))
+            refused.append(f"the scorer {name!r} of {origins} is refused: {found}")
+    return rows, tuple(refused)
+
+
+def _row_of(name: str, points: Sequence[importlib.metadata.EntryPoint]) -> Scorer | str:
+    """Return the row of an entry, or the reason why it is refused."""
+    if name in SCORERS:
+        return "Foreshock has a scorer of that name; rename the entry and its row"
+    if len(points) > 1:
+        return "several packages have a scorer of that name; remove all but one"
+    if not _NAME.fullmatch(name):
+        return "a name must be two words with a dot between them, such as 'torch.float64'"
+    try:
+        row = points[0].load()
+    except Exception as error:
+        return f"{points[0].value} cannot be imported: {type(error).__name__}: {error}"
+    if not isinstance(row, Scorer):
+        return f"{points[0].value} must be a foreshock.scorers.Scorer, got {type(row).__name__}"
+    if row.name != name:
+        return f"its row has the name {row.name!r}; both must be equal"
+    if row.engine not in ENGINES:
+        return f"its engine must be one of {', '.join(sorted(ENGINES))}, got {row.engine!r}"
+    if not row.implementation or ":" not in row.implementation:
+        return f"its implementation must be 'module:function', got {row.implementation!r}"
+    return row
+
+
+_ROWS, _REFUSED = scorers_of(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
 # Rows of other packages come last, so that of two scorers at one place the built-in one is preferred.
-SCORERS |= (_FOUND := found_in_packages(Scorer, frozenset(SCORERS), frozenset(ENGINES))).rows
-REFUSED_SCORERS: tuple[str, ...] = _FOUND.refused
+SCORERS |= _ROWS
+REFUSED_SCORERS: tuple[str, ...] = _REFUSED
 """Why scorers of other packages were refused, one sentence each; a worker does not start if there is one."""
 
 EXACT_PAIRS: dict[str, ExactPair] = {

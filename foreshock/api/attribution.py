@@ -7,6 +7,7 @@ from typing import Any
 from foreshock.api.records import NAN, Measured, Record, described
 from foreshock.api.replays import ExactRecord
 from foreshock.api.runs import IncompleteStep
+from foreshock.environment import Environment
 from foreshock.interval_names import RANGE, RANGE_NOTE
 
 _SHARE_INTERVAL = described(f"bootstrap-t by prompt group: a {RANGE}. {RANGE_NOTE}")
@@ -84,22 +85,10 @@ class ScoreSourceRecord(Record):
     rollouts: int
 
 
-class EnvironmentRecord(Record):
+class EnvironmentRecord(Environment):
     """Environment that computed a score; null: unknown. `words` describe the hardware."""
 
     words: str
-    device: str | None
-    instruction_set: str | None
-    mkl_kernels: str | None
-    driver: str | None
-    engine: str | None
-    engine_version: str | None
-    torch_version: str | None
-    dtype: str | None
-    head_dtype: str | None
-    quantization: str | None
-    attention_backend: str | None
-    settings: Mapping[str, str]
 
 
 class EnvironmentLinkRecord(Record):

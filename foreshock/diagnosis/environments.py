@@ -13,11 +13,10 @@ cause is named for it. Three kinds of evidence clear a link:
 import math
 from collections.abc import Sequence
 
-from foreshock.api.attribution import AttributionDocument, EnvironmentLinkRecord, EnvironmentRecord, LinkRecord
-from foreshock.api.records import from_attributes
+from foreshock.api.attribution import AttributionDocument, EnvironmentLinkRecord, LinkRecord
 from foreshock.diagnosis.conclusion import Conclusion
 from foreshock.diagnosis.wording import interval_of_share, interval_text, number, percent
-from foreshock.environment import Difference, Environment, differences
+from foreshock.environment import Difference, differences
 from foreshock.scorers import SCORERS
 
 ZERO_K3 = 1e-13
@@ -67,7 +66,7 @@ def _on_link(
 
 def _differences(document: AttributionDocument, earlier: str, later: str) -> tuple[Difference, ...]:
     """Return what differs between the environments of a link's ends and is not the link's own subject."""
-    environments = {name: _environment(read) for name, read in document.environments.items() if read is not None}
+    environments = document.environments
     before, after = environments.get(earlier), environments.get(later)
     if SCORERS[earlier].side == SCORERS[later].side:
         # If trainer and replay use different engines, that difference is the subject of the link.
@@ -79,10 +78,6 @@ def _differences(document: AttributionDocument, earlier: str, later: str) -> tup
         if differences(own, environment, same_engine=False):
             return differences(before, after, same_engine=False)
     return ()
-
-
-def _environment(record: EnvironmentRecord) -> Environment:
-    return from_attributes(Environment, record)
 
 
 def _step_without(
@@ -134,7 +129,7 @@ def _on_two_environments(link: EnvironmentLinkRecord) -> list[Conclusion]:
         share += f" ({interval_of_share(link.share_low, link.share_high)})"
     first, second = link.first.words, link.second.words
     if first == second:
-        differ = differences(_environment(link.first), _environment(link.second), same_engine=True)
+        differ = differences(link.first, link.second, same_engine=True)
         second = f"{second} ({'; '.join(each.words('before', 'now') for each in differ)})"
     found = [
         Conclusion(

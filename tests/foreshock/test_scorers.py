@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from foreshock import scorers
-from foreshock.third_party_scorers import ENTRY_POINT_GROUP, Found, rows_of
 from tests.paths import REPOSITORY
 
 
@@ -154,16 +153,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def found(*entries: tuple[str, str]) -> Found[scorers.Scorer]:
-    points = [EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in entries]
-    return rows_of(points, scorers.Scorer, set(scorers.SCORERS), set(scorers.ENGINES))
+def found(*entries: tuple[str, str]) -> tuple[dict[str, scorers.Scorer], tuple[str, ...]]:
+    return scorers.scorers_of(EntryPoint(name, value, scorers.ENTRY_POINT_GROUP) for name, value in entries)
 
 
 @pytest.mark.usefixtures("module")
 def test_row_of_an_entry_point_is_found() -> None:
-    one = found(("torch.float64", "other_scorers:GOOD"))
-    assert one.refused == ()
-    assert one.rows["torch.float64"].implementation == "other_scorers:score"
+    rows, refused = found(("torch.float64", "other_scorers:GOOD"))
+    assert refused == ()
+    assert rows["torch.float64"].implementation == "other_scorers:score"
 
 
 @pytest.mark.usefixtures("module")
@@ -181,15 +179,14 @@ def test_row_of_an_entry_point_is_found() -> None:
     ],
 )
 def test_wrong_entry_is_refused_with_its_reason(name: str, value: str, reason: str) -> None:
-    one = found((name, value))
-    assert one.rows == {}
-    assert len(one.refused) == 1
-    assert name in one.refused[0]
-    assert reason in one.refused[0]
+    rows, (refused,) = found((name, value))
+    assert rows == {}
+    assert name in refused
+    assert reason in refused
 
 
 @pytest.mark.usefixtures("module")
 def test_of_two_packages_with_one_name_neither_is_taken() -> None:
-    both = found(("torch.float64", "other_scorers:GOOD"), ("torch.float64", "other_scorers:CLASH"))
-    assert both.rows == {}
-    assert "several packages" in both.refused[0]
+    rows, refused = found(("torch.float64", "other_scorers:GOOD"), ("torch.float64", "other_scorers:CLASH"))
+    assert rows == {}
+    assert "several packages" in refused[0]

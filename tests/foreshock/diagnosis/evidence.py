@@ -26,7 +26,7 @@ def environment_of(score: str) -> EnvironmentRecord:
     """Return the environment of a score in a run whose replays ran in its own environment."""
     side = SCORERS[score].side
     engine, version = ("vllm", "0.32.0") if side == "engine" else ("torch", "2.13.0")
-    return recorded(Environment("NVIDIA H200", driver="580.1", engine=engine, engine_version=version))
+    return recorded(Environment(device="NVIDIA H200", driver="580.1", engine=engine, engine_version=version))
 
 
 def recorded(environment: Environment) -> EnvironmentRecord:

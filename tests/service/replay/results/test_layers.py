@@ -7,6 +7,7 @@ import pytest
 
 from foreshock import layer_divergence
 from foreshock.api.records import to_json
+from foreshock.api.replays import MeanRecord
 from foreshock.probe_kinds import LAYERS
 from tests.service.sending import Sender, problem_of
 from tests.service.working import EVERYTHING, STEP, WEIGHTS, take_lease
@@ -21,7 +22,7 @@ def ask(run: Sender, *scorers: str, **fields: Any) -> httpx.Response:
 
 
 def distance(mean: float) -> layer_divergence.Distance:
-    return layer_divergence.Distance(layer_divergence.Mean(mean, 0.9 * mean, 1.1 * mean), 2 * mean)
+    return layer_divergence.Distance(MeanRecord(mean=mean, low=0.9 * mean, high=1.1 * mean), 2 * mean)
 
 
 def found(*levels: float, **changes: Any) -> dict[str, Any]:
