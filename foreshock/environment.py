@@ -161,7 +161,6 @@ class Environment(Record):
 
     @classmethod
     def of_fingerprint(cls, fingerprint: Fingerprint) -> Environment:
-        """Return the environment that made a score."""
         device = _device_of(fingerprint)
         on_cpu = device == CPU
         kernels = mkl_kernels_of(fingerprint) if on_cpu else None
@@ -238,7 +237,6 @@ class Difference:
 
     @property
     def is_known(self) -> bool:
-        """True if both values are known; they then differ."""
         return self.earlier is not None and self.later is not None
 
     def words(self, earlier: str, later: str) -> str:

@@ -30,7 +30,6 @@ RUN_HEADER = ("run", "steps", "collapse", "Σ η lost under apply", "alarms")
 
 
 def run_cells(result: RunResult) -> list[str]:
-    """Return the cells of a run, under `RUN_HEADER`."""
     run = result.run
     collapse = "none" if run.collapse is None else f"{run.collapse}{'' if run.usable else ', no baseline: unusable'}"
     alarms = ", ".join(f"{each.rule}@{each.start}" for each in run.episodes)
@@ -38,7 +37,6 @@ def run_cells(result: RunResult) -> list[str]:
 
 
 def score_cells(score: Score) -> list[str]:
-    """Return the cells of a score, under `SCORE_HEADER`."""
     low, high = score.false_alarms_per_1000_interval
     first, last = score.hit_rate_interval
     least, most = score.healthy_share_in_alarm_interval

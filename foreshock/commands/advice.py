@@ -18,7 +18,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the advice at the step after the newest closed one."""
     with connect(arguments) as reader:
         found = reader.advice(find_run(reader, arguments.run).id)
     if arguments.json:

@@ -27,7 +27,6 @@ _Files = tuple[tuple[str, int, int], ...]
 
 
 def add_dump_options(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for dumps of frameworks."""
     group = add_format_options(parser)
     group.add_argument(
         "--follow", action="store_true", help="import the dumps of folder PATH as they appear, until Ctrl-C"
@@ -42,7 +41,6 @@ def add_dump_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_format_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the arguments for reading dumps, and return their group."""
     group = parser.add_argument_group("dumps of a framework (docs/integrations.md)")
     group.add_argument("--format", choices=[*FORMATS], help="the format of PATH (default: told from its files)")
     group.add_argument(
@@ -55,12 +53,10 @@ def add_format_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
 
 
 def read_options(arguments: argparse.Namespace, attributes: BatchAttributes) -> ReadOptions:
-    """Return the options of `add_format_options`."""
     return ReadOptions(arguments.allow_pickle, arguments.reward_key, attributes)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `sampling_attributes`."""
     sampling = parser.add_argument_group("sampling of all rollouts (for JSON lines, which do not contain it)")
     for name in ("temperature", "top-p", "min-p"):
         sampling.add_argument(f"--{name}", type=float)
@@ -219,7 +215,6 @@ class _Importing:
                 yield dump, files
 
     def summarise(self, reader: Reader) -> None:
-        """Print what was imported."""
         known = self._client.counters.duplicates
         steps = plural(len(self._steps), "step")
         if self._steps:

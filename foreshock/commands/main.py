@@ -127,7 +127,6 @@ def _parser_of(
 
 
 def _load(point: importlib.metadata.EntryPoint) -> Command:
-    """Load the command of an entry point. Raises MissingExtra if its dependencies are not installed."""
     try:
         command: Command = point.load()
     except ModuleNotFoundError as error:

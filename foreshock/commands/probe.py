@@ -124,12 +124,10 @@ def _kind(arguments: argparse.Namespace) -> ProbeKind:
 
 
 def _step_or_probe(text: str) -> int | str:
-    """Return a step; other text is the id of a probe."""
     return STEP(text) if text.isdecimal() else text
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
-    """Cancel the probe with the given id and print it."""
     if arguments.run != _CANCEL:
         hint = f"; to cancel that probe: foreshock probe {_CANCEL} {arguments.step}"
         raise ConfigurationError(
@@ -142,7 +140,6 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 
 def _print(probe: dict[str, Any], arguments: argparse.Namespace, result: Sequence[str] = ()) -> None:
-    """Print a probe as JSON, or as text with the result."""
     lines = [*probe_lines(probe), *result]
     print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(lines))
 
@@ -209,7 +206,6 @@ def _has_no_worker(probe: Mapping[str, Any]) -> bool:
 
 
 def _progress(job: Mapping[str, Any]) -> str:
-    """Return the state of a job, what a queued job waits for, and what a running one tries."""
     note = {"queued": job.get("reason"), "running": job.get("doing")}.get(job["state"])
     return f"{job['engine']} {job['state']}{f' ({note})' if note else ''}"
 

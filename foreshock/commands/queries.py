@@ -170,7 +170,6 @@ def measured_or_reported(reader: Reader, run: RunRecord, measures: Sequence[str]
 
 
 def sorted_alerts(reader: Reader, run_id: str) -> list[AlertRecord]:
-    """Return all alerts of a run, ordered by step."""
     return sorted(reader.alerts(run_id), key=lambda alert: (alert.step, alert.rule))
 
 

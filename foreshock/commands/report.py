@@ -57,7 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write_page(arguments: argparse.Namespace) -> int:
-    """Write the run's page, which the service renders as one file."""
     if arguments.json or arguments.full or arguments.step is not None:
         raise ConfigurationError("--html writes the page of the run; --json, --full and --step are of the text")
     check_output("--html", arguments.html)

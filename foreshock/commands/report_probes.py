@@ -18,7 +18,6 @@ from foreshock.scorers import score_name
 
 
 def layers_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the comparison that the probe asked for."""
     pair = comparison_name(*(scorer["scorer"] for scorer in probe["scorers"]))
     return layers_lines(next(each for each in answer["items"] if each["pair"] == pair))
 
@@ -49,7 +48,6 @@ def _compared_row(layer: Mapping[str, Any]) -> list[str]:
 
 
 def routing_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the comparison that the probe asked for."""
     names = [score_name(each["scorer"], each["variant"]) for each in probe["scorers"]]
     item = next(each for each in answer["items"] if [each["target"], each["behaviour"]] == names)
     return routing_lines(parse(RoutingComparison, item))

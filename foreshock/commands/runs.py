@@ -25,7 +25,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list."""
     with connect(arguments) as reader:
         runs = list(itertools.islice(reader.runs(), arguments.limit))
         open_alerts = {} if arguments.json or not runs else _alerts_by_run(reader.alerts_of_runs(states=STANDING))
@@ -62,7 +61,6 @@ def _row(run: RunRecord, alerts: str) -> list[str]:
 
 
 def _news(run: RunRecord) -> str:
-    """Return the diagnosis of a list; a service of an earlier release has only the headline."""
     found = run.diagnosis
     return "  no diagnosis yet" if found is None else f"  {found.short or _short(found.headline, _WIDTH - 2)}"
 

@@ -51,7 +51,6 @@ class CheckedStep:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens with two log-probs."""
         return self.evidence[Pairs].tokens
 
     @property
@@ -69,7 +68,6 @@ class Mismatch:
 
     @classmethod
     def of(cls, steps: Sequence[CheckedStep]) -> Self:
-        """Return that of all steps; NaN if no token has two log-probs."""
         tokens = sum(step.tokens for step in steps)
         known = [step.k3 * step.tokens for step in steps if step.tokens]
         return cls(sum(known) / tokens if tokens else math.nan, tokens)
@@ -81,7 +79,6 @@ class Mismatch:
 
     @property
     def text(self) -> str:
-        """k3 with its verdict as a sentence."""
         healthy = required_range("k3_kl").healthy
         return (
             f"The mismatch (k3) is {number(self.k3)} nats per token over {plural(self.tokens, 'token')}: "
@@ -105,7 +102,6 @@ def render(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Pa
 
 
 def _by_name(steps: Sequence[CheckedStep]) -> dict[str, list[tuple[CheckedStep, LintWarningRecord]]]:
-    """Return the steps of each warning, by name, ordered by step."""
     found: dict[str, list[tuple[CheckedStep, LintWarningRecord]]] = {}
     for step in steps:
         for warning in step.report.warnings:

@@ -38,11 +38,9 @@ class Paint:
 
     @classmethod
     def off(cls) -> Paint:
-        """Return one without colours, whatever the stream is."""
         return cls(io.StringIO())
 
     def __call__(self, text: str, style: Style | None) -> str:
-        """Return `text`, coloured if colours are on."""
         return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if self._on and style is not None else text
 
 
@@ -61,12 +59,10 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def count(value: int | None) -> str:
-    """Format a whole number with its digits in groups of three."""
     return DASH if value is None else f"{value:,}"
 
 
 def moment(at_us: int | None) -> str:
-    """Format UTC microseconds as a time."""
     if at_us is None:
         return DASH
     return datetime.fromtimestamp(at_us // 1_000_000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -146,7 +146,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print until the run has ended, or Ctrl-C."""
     with connect(arguments) as reader:
         run = find_run(reader, arguments.run)
         from_step, last = arguments.from_step, run.last_step

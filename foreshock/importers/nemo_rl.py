@@ -41,7 +41,6 @@ def _find(path: Path) -> list[Dump]:
 
 
 def _read(dump: Dump, options: ReadOptions) -> ImportedStep:
-    """Read a step."""
     attributes = options.attributes_or(trainer_policy="recomputed_old")
     masked = 0
     rows = []

@@ -73,7 +73,6 @@ _Numbers = dict[str, list[NDArray[np.float64]]]
 
 
 def _means(numbers: _Numbers) -> dict[str, float]:
-    """Return the means over the tokens of all ranks."""
     joined = {name: np.concatenate(parts) for name, parts in numbers.items()}
     return {name: math.fsum(values) / values.size for name, values in joined.items() if values.size}
 

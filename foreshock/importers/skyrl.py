@@ -41,7 +41,6 @@ def _find(path: Path) -> list[Dump]:
 
 
 def _read(dump: Dump, options: ReadOptions) -> ImportedStep:
-    """Read a step, in a process of its own."""
     (file,) = dump.files
     rows, metadata = read_pickled(file, "pickle", _COLUMNS, options.limits, allowed=options.allow_pickle)
     lacking = [name for name in _COLUMNS[:3] if rows and name not in rows[0]]

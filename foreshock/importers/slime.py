@@ -72,7 +72,6 @@ def _find(path: Path) -> list[Dump]:
 
 
 def _read(dump: Dump, options: ReadOptions) -> ImportedStep:
-    """Read a step, in a process of its own."""
     rollouts: list[Sample] = []
     trained: list[Sample] = []
     notes = [f"step {dump.step} has no {name}" for name in dump.missing]

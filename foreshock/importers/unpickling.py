@@ -83,7 +83,6 @@ class Storage:
         self._read = read
 
     def values(self) -> NDArray[Any]:
-        """Return all values, flat."""
         return numpy_array(self._read(), self._dtype)
 
 
@@ -150,8 +149,6 @@ def load_pickle(file: IO[bytes]) -> Any:
 
 
 class StorageType:
-    """The type of a storage."""
-
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
 

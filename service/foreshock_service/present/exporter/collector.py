@@ -37,7 +37,6 @@ from foreshock_service.watch.detection.states import newest_of_run, observed_ste
 
 
 def active_runs(session: Session, project: str | None, limit: int) -> Sequence[tables.Run]:
-    """Return up to `limit` running runs, those with the newest data first."""
     newest = func.coalesce(tables.Run.last_shard_at_us, tables.Run.created_at_us)
     query = (
         select(tables.Run)
@@ -69,7 +68,6 @@ def newest_measurements(session: Session, run_ids: Collection[str], columns: Seq
 
 
 def _of_shown(table: Any, newest: Any) -> ColumnElement[bool]:
-    """Return the SQL condition that a row of a table is of the newest active step."""
     same_step = (table.attempt == newest.shown_attempt, table.step == newest.shown_step)
     return and_(table.run_id == newest.run_id, *same_step)
 
@@ -87,7 +85,6 @@ def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict
 
 
 def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, tables.Attribution]:
-    """Return the computed attribution of each run's newest active step that has one."""
     table = tables.Attribution
     active = ~attempts.is_superseded(table.run_id, table.attempt, table.step)
     computed = (table.run_id.in_(run_ids), table.computed_at_us.is_not(None), active)
@@ -98,7 +95,6 @@ def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str,
 
 
 def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, tables.AdviceAcknowledgement]:
-    """Return the newest acknowledgement of each run's trainer."""
     table, attempt = tables.AdviceAcknowledgement, tables.Attempt
     same = and_(table.run_id == attempt.run_id, table.attempt == attempt.attempt)
     newest = select(table.step).where(same).order_by(table.step.desc()).limit(1).correlate(attempt).scalar_subquery()
@@ -167,7 +163,6 @@ def scrape(context: ServiceContext, version: str, project: str | None) -> famili
 def _samples_of(
     session: Session, runs: Mapping[str, tables.Run], read: Callable[..., None], run_ids: Sequence[str]
 ) -> families.Scrape:
-    """Return the samples that `read` adds of these runs."""
     samples = families.Scrape()
     read(session, samples, {run_id: runs[run_id] for run_id in run_ids})
     return samples

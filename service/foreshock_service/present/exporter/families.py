@@ -219,10 +219,8 @@ class Scrape:
             self.add(family, labels, value)
 
     def merge(self, other: "Scrape") -> None:
-        """Add the samples of another scrape."""
         for name, metric in other._metrics.items():
             self._metrics[name].samples.extend(metric.samples)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families that have samples."""
         return (metric for metric in self._metrics.values() if metric.samples)

@@ -131,7 +131,6 @@ def decide(
     lever: Lever = "rate",
     seen_revision: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
 ) -> Response:
-    """Apply an operator's decision on a lever, then redirect to the run."""
     if kind == "apply" or kind == "shadow":
         change = RunUpdate.model_validate({"advice_mode" if lever == "rate" else f"{lever}_mode": kind})
         context.database.write(
@@ -172,7 +171,6 @@ def write_notes(
     note: Annotated[str, Form(max_length=2000)] = "",
     baseline: Annotated[str, Form(max_length=200)] = "",
 ) -> Response:
-    """Set the tags, the note and the baseline of a run, then redirect to it."""
     with context.database.read() as session:
         named = baseline.strip()
         found = id_of_key(session, visitor.principal, None, named) if named and not named.startswith("run_") else named
@@ -187,7 +185,6 @@ def write_notes(
 def examine_step(
     run: RunIdentifier, step: parameters.StepPath, context: Context, visitor: sessions.IngesterSession
 ) -> Response:
-    """Ask for an examination of the step by the doctor, then redirect to the step."""
     service.request_probe(context, visitor.principal, run, schemas.ProbeCreate(step=step, kind=probe_kinds.DOCTOR.name))
     return RedirectResponse(f"/runs/{run}/steps/{step}", status_code=303, headers=rendering.PAGE_HEADERS)
 
@@ -233,7 +230,6 @@ def run_text(
 
 
 def _origin(context: ServiceContext, request: Request) -> str:
-    """Return the address at which people reach the service, without a slash at its end."""
     return context.settings.public_url.rstrip("/") or str(request.base_url).rstrip("/")
 
 

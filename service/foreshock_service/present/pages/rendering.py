@@ -96,7 +96,6 @@ def precise_percent(share: float) -> str:
 
 
 def threshold_in_words(threshold: Threshold) -> str:
-    """Return the bounds of a correction's threshold; empty without one."""
     bounds = [bound for bound in (threshold.lower, threshold.upper) if bound is not None]
     return " to ".join(f"{bound:.4g}" if bound >= 1e-3 else number(bound) for bound in bounds)
 
@@ -134,7 +133,6 @@ def assets() -> dict[str, bytes]:
 
 @cache
 def compressed(name: str) -> bytes:
-    """Return a static file's gzipped content."""
     return gzip.compress(assets()[name], 9, mtime=0)
 
 
@@ -225,7 +223,6 @@ def capital(text: str) -> str:
 
 
 def run_address(run: Run | runs.RunRecord) -> str:
-    """Return the path of a run's page."""
     return page_addresses.run_page_path(run.project, run.key)
 
 
@@ -243,7 +240,6 @@ def page_response(
 
 
 def html_response(request: Request, text: str, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
-    """Return HTML; 304 if the browser already has it."""
     response = _tagged(request, text.encode(), "text/html; charset=utf-8", status)
     response.headers.update(headers or {})
     return response

@@ -43,7 +43,6 @@ def texts_of(vocabulary: Sequence[str], token_ids: Iterable[int]) -> dict[int, s
 
 
 def unknown_in(texts: Mapping[int, str]) -> int:
-    """Return the number of token ids that the vocabulary does not have."""
     return sum(text == f"‹{token_id}›" for token_id, text in texts.items())
 
 

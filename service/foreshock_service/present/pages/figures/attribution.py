@@ -234,5 +234,4 @@ def _tokens_summary(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def _rounded(value: float) -> float:
-    """Return the value with as many digits as a plot can show."""
     return float(f"{value:.{_DIGITS}g}")

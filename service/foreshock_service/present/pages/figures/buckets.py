@@ -27,7 +27,6 @@ class By:
 
     @property
     def title(self) -> str:
-        """The figure's title."""
         return f"Mismatch by {self.choice}"
 
 
@@ -175,7 +174,6 @@ def _positive(values: NDArray[np.float64]) -> list[float | None]:
 
 
 def bucket_name(by: By, low: float, high: float) -> str:
-    """Return the name of the values in [low, high)."""
     if by.is_count:
         return _count_name(low, high)
     if low == 0:

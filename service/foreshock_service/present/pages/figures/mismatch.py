@@ -23,7 +23,6 @@ DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
 
 
 def style_of(comparison: str) -> tuple[str, str]:
-    """Return (colour, dash) of a comparison's line."""
     if comparison == AT_LAG_ZERO:
         return drawing.HEALTHY, "solid"
     if comparison not in MAIN_COMPARISONS:

@@ -89,7 +89,6 @@ def _flat_axis(values: Sequence[float]) -> drawing.Json:
 
 
 def _traces(panel: Panel, axis: str) -> list[drawing.Json]:
-    """Return the line of the means, drawn over a band of the range if the curve is long."""
     steps, means, low, high = columns_of(panel.curve)
     if panel.logarithmic:
         kept = [at for at, mean in enumerate(means) if mean > 0]
@@ -164,7 +163,6 @@ def marked(figure: drawing.Figure, marks: Sequence[Mark], named: Sequence[Mark])
 
 
 def legend_of(marks: Sequence[Mark]) -> str:
-    """Return a legend of the marks of a figure."""
     changes = [mark for mark in marks if not mark.severity]
     named = "; ".join(f"step {mark.step}, {mark.text}" for mark in changes[-3:])
     words = ["Marks on the axis: alerts."] if len(changes) < len(marks) else []

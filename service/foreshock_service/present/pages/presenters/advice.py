@@ -62,7 +62,6 @@ def stairs_of(state: AdviceState, end: int) -> list[tuple[int, float]]:
 
 
 def lowered_in_words(state: AdviceState, now: int) -> str | None:
-    """Return what lowered the scale last, and at which step; None if nothing did."""
     falls = [step for (_, before), (step, scale) in pairwise(stairs_of(state, now)) if scale < before]
     if not falls:
         return None
@@ -74,14 +73,12 @@ def lowered_in_words(state: AdviceState, now: int) -> str | None:
 
 
 def outlook_of(state: AdviceState, now: int) -> int:
-    """Return the step up to which a plan is drawn."""
     if state.schedule is None or state.scale(now) <= state.schedule.floor:
         return now + max(SHORTEST_OUTLOOK, now // 10)
     return now + BOUNDARIES_AHEAD * state.schedule.decay_period
 
 
 def advice_of(viewing: Viewing, run_id: str) -> schemas.AdviceRead:
-    """Return the advice at the step after the newest closed one."""
     return service.read_advice(viewing.session, viewing.principal, run_id, None)
 
 

@@ -56,7 +56,6 @@ MOST_CHANGES = 200
 
 
 def changes_of(viewing: Viewing, run_id: str) -> list[Mark]:
-    """Return the newest changes of a run, by step."""
     return [
         Mark(change.step, change_in_words(change))
         for change in changes.newest_changes(viewing.session, run_id, MOST_CHANGES)

@@ -232,7 +232,6 @@ def _lags_of(values: Values) -> StepLags:
 
 
 def measure_value(column: str, value: float | None, model_kind: ModelKind | None) -> Value:
-    """Return a measure's value as text, with the tone of its healthy range if it has one."""
     if measure_named(column).column_type == "integer":
         return Value(count(None if value is None else int(value)))
     return judged_value(column, value, model_kind)

@@ -116,7 +116,6 @@ def _rows(viewing: Viewing, runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _pooled_in_words(pooled: PooledMean | None) -> str | None:
-    """Return a pooled mean with its range; None if there is no mean."""
     if pooled is None:
         return None
     if pooled.high != pooled.high:

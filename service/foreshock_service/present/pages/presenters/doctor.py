@@ -33,7 +33,6 @@ def doctor_of_step(viewing: Viewing, key: events.StepKey) -> dict[str, Any]:
 
 
 def doctor_of_run(viewing: Viewing, run_id: str) -> dict[str, Any] | None:
-    """Return the newest report on any step of a run; None without one."""
     found = documents.newest_report(viewing.session, ProbeResult.run_id == run_id)
     return _panel(found, found.step, "", None) if found is not None else None
 

@@ -54,7 +54,6 @@ class Asked:
     names: Sequence[str] = ()
 
     def part(self, curve: Curve) -> Curve:
-        """Return the requested steps of a curve."""
         start = bisect_left(curve.steps, self.from_step)
         end = bisect_right(curve.steps, self.to_step)
         return Curve(curve.steps[start:end], curve.values[start:end])
@@ -103,7 +102,6 @@ Plot = TypeVar("Plot", RunPlot, StepPlot)
 
 
 def mismatch_of_run(viewing: Viewing, run: Run, _: Asked) -> Figure | Missing:
-    """Return k3 of every comparison over steps."""
     found = curves_of(viewing, run.id, ("k3_kl",), max_points=None)
     k3 = {name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW}
     return mismatch.mismatch_figure(k3, run.model_kind, _at_lag_zero(viewing, run, ("k3_kl",)).get("k3_kl"))
@@ -176,7 +174,6 @@ def overview_panels(viewing: Viewing, run: Run, asked: Asked) -> list[overview.P
 
 
 def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
-    """Return the panels of a run's overview."""
     panels, marks = overview_panels(viewing, run, asked), alerts.marks_of(viewing, run.id)
     known = required_range("k3_kl", run.model_kind)
     caption = (
@@ -209,7 +206,6 @@ def _lines_of_k3(viewing: Viewing, run: Run) -> dict[str, tuple[float, str]]:
 
 
 def scalars_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
-    """Return scalars that the run logs, a panel each."""
     curves = scalar_curves(viewing, run.id, asked.names, max_points=None) if asked.names else {}
     marks = alerts.marks_of(viewing, run.id)
     panels = [overview.Panel(name, asked.part(curves.get(name, NOTHING))) for name in asked.names]
@@ -258,7 +254,6 @@ def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
 
 
 def _judged(name: str, curve: Curve, known: HealthyRange | None) -> overview.Panel:
-    """Return a panel with the thresholds of `known`, if it is given."""
     return overview.Panel(name, curve, lines={} if known is None else _thresholds(known))
 
 
@@ -322,7 +317,6 @@ def run_figure(viewing: Viewing, run_id: str, name: str, asked: Asked) -> Figure
 
 
 def step_figure(viewing: Viewing, run_id: str, step: int, name: str) -> Figure | Missing:
-    """Return a figure of a step. Raises FigureNotFound, RunNotFound."""
     plot = _plot_named(name, {**STEP_PLOTS, **CHOSEN_STEP_PLOTS})
     return plot.make(viewing, get_run(viewing.session, viewing.principal, run_id), step)
 

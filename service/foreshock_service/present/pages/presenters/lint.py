@@ -29,7 +29,6 @@ class LintPanel:
 
 
 def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> LintPanel:
-    """Return the lint of a step."""
     try:
         found = lint.read_step(viewing.session, viewing.principal, run_id, step, attempt)
     except lint.LintNotFound:

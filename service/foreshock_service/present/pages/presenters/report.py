@@ -127,7 +127,6 @@ def _advice(panel: Mapping[str, Any] | None, *, whole: bool) -> list[str]:
 
 
 def _of_run(viewing: Viewing, run_id: str, page: Mapping[str, Any]) -> list[str]:
-    """Return the figures of a run's page, its alerts, and its probes that are not done."""
     lines: list[str] = []
     for plot in page["figures"][1:]:
         if plot.title == ATTRIBUTION_TITLE:
@@ -149,7 +148,6 @@ def _of_run(viewing: Viewing, run_id: str, page: Mapping[str, Any]) -> list[str]
 
 
 def _of_step(viewing: Viewing, run_id: str, step: int) -> list[str]:
-    """Return the page of a step: its links, its figures, its measures."""
     page = step_page(viewing, run_id, step)
     lines = _links(links.attribution_of(viewing, run_id, step, None))
     for plot in page["figures"]:

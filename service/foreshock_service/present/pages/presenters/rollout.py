@@ -22,7 +22,6 @@ from foreshock_service.runs import attempts, chosen_tokens, measurements, runs, 
 
 
 def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """Return the probability buckets of the newest closed step."""
     k3 = curves_of(viewing, run.id, ("k3_kl",), (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {}).get("k3_kl", NOTHING)
     if not k3:
         return Missing(buckets.TITLE, buckets.MISSING)
@@ -30,7 +29,6 @@ def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
 
 
 def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int) -> Figure | Missing:
-    """Return trainer/rollout at a step, by one of the conditions."""
     statistics = statistics_of_step(viewing, run, step)
     if isinstance(statistics, str):
         return Missing(buckets.BY[by].title, statistics)
@@ -38,7 +36,6 @@ def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int) -> Figure | 
 
 
 def token_ids_of_step(viewing: Viewing, run: Run, step: int) -> Figure | Missing:
-    """Return trainer/rollout at a step, by token id."""
     statistics = statistics_of_step(viewing, run, step)
     if isinstance(statistics, str):
         return Missing(buckets.TOKEN_ID_TITLE, statistics)
@@ -46,7 +43,6 @@ def token_ids_of_step(viewing: Viewing, run: Run, step: int) -> Figure | Missing
 
 
 def tokens_of_step(viewing: Viewing, run: Run, step: int) -> Figure | Missing:
-    """Return |d| against the probability of a sample of the step's tokens."""
     try:
         sample = chosen_tokens.sample_tokens(viewing.context, viewing.principal, run.id, step, None, TRAINER_ROLLOUT)
     except (measurements.MeasurementNotFound, TokensPurged, TokensGone) as error:
@@ -74,7 +70,6 @@ def statistics_of_step(viewing: Viewing, run: Run, step: int) -> ComparisonStati
 
 
 def rollout_address(run_address: str, step: int, sample_id: str) -> str:
-    """Return the path of a rollout's page."""
     return f"{run_address}/steps/{step}/rollouts/{quote(sample_id, safe='')}"
 
 

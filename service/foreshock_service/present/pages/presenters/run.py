@@ -107,7 +107,6 @@ def _incomplete(viewing: Viewing, run_id: str, found: Sequence[IncompleteStep]) 
 
 
 def probes_part(viewing: Viewing, run_id: str) -> dict[str, Any]:
-    """Return the newest probes of a run, and a note on its automatic probes."""
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     return {
         "run_id": run_id,
@@ -119,7 +118,6 @@ def probes_part(viewing: Viewing, run_id: str) -> dict[str, Any]:
 
 
 def semantics_part(viewing: Viewing, run_id: str) -> LintPanel:
-    """Return the lint of a run's steps."""
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     return lint_of_run(viewing, run_id, run.last_step, page_addresses.run_page_path(run.project, run.key))
 

@@ -47,7 +47,6 @@ class RunsQuery:
         return f"/?{urlencode(given)}" if given else "/"
 
     def matches(self, run: Run, verdict: str) -> bool:
-        """Return whether a run passes the filter."""
         return (
             self.search.casefold() in f"{run.name or ''}\n{run.key}".casefold()
             and self.project in ("", run.project)
@@ -58,7 +57,6 @@ class RunsQuery:
         )
 
     def group_of(self, run: Run) -> str:
-        """Return the name of the run's group; empty without groups."""
         if self.group == "tag":
             return run.tags[0] if run.tags else "no tag"
         return str(getattr(run, self.group) or "not declared") if self.group in GROUPS else ""

@@ -171,7 +171,6 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]:
 
 
 def _worst_rollouts(viewing: Viewing, key: events.StepKey) -> list[tuple[str, float, float, int, float]]:
-    """Return the rollouts with the largest max |d|."""
     packed = measurements.blobs_of_steps(viewing.session, [key], TRAINER_ROLLOUT, "summaries").get(key)
     if packed is None:
         return []

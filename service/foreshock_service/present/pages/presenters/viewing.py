@@ -47,7 +47,6 @@ def curves_of(
 
 
 def by_comparison(curves: Curves) -> dict[str, dict[str, Curve]]:
-    """Return one curve for each comparison and measure."""
     return {
         comparison: {
             measure: Curve(table.array("step").tolist(), columnar.floats_or_none(table.array(measure)))
