@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from foreshock.api.runs import RunRecord
 from foreshock.api.watch import STANDING, AlertOfRun
@@ -14,7 +14,7 @@ from foreshock.commands.option_types import COUNT
 from foreshock.commands.text import count, table
 from foreshock.severity import Severity, severity_rank
 
-_LONGEST_KEY, _WIDTH = 30, 80
+_LONGEST_KEY = 30
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([dataclasses.asdict(run) for run in runs], indent=2, ensure_ascii=False))
     elif runs:
-        rows = [_row(run, open_alerts.get(run.id, "–")) for run in runs]
-        header, *lines = table(_HEADER, rows, left=(0, 1, 4, 5), indent="")
-        print("\n".join([header, *itertools.chain(*zip(lines, map(_news, runs), strict=True))]))
+        header, *lines = table(_HEADER, [_row(run, open_alerts) for run in runs], left=(0, 1, 4, 5), indent="")
+        print(header)
+        for run, line in zip(runs, lines, strict=True):
+            print(f"{line}\n  {'no diagnosis yet' if run.diagnosis is None else run.diagnosis.short}")
     else:
         print(f"{arguments.project or reader.connection.url}: no runs yet")
     return 0
@@ -54,19 +55,11 @@ _SHORT: dict[Severity, str] = {"critical": "crit", "warning": "warn", "info": "i
 _HEADER = ["run", "verdict", "since", "step", "state", "open alerts"]
 
 
-def _row(run: RunRecord, alerts: str) -> list[str]:
-    found = run.diagnosis
+def _row(run: RunRecord, alerts: Mapping[str, str]) -> list[str]:
+    found, key = run.diagnosis, run.key
     verdict, since = ("–", None) if found is None else (found.verdict, found.since)
-    return [_short(run.key, _LONGEST_KEY), verdict, count(since), count(run.last_step), run.state, alerts]
-
-
-def _news(run: RunRecord) -> str:
-    found = run.diagnosis
-    return "  no diagnosis yet" if found is None else f"  {found.short or _short(found.headline, _WIDTH - 2)}"
-
-
-def _short(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+    short = key if len(key) <= _LONGEST_KEY else f"{key[: _LONGEST_KEY - 1]}…"
+    return [short, verdict, count(since), count(run.last_step), run.state, alerts.get(run.id, "–")]
 
 
 command = Command("list the runs of a service", configure, run)

@@ -7,12 +7,11 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from itertools import groupby
 from pathlib import Path
-from typing import Self
 
 from foreshock.api.steps import LintWarningRecord
 from foreshock.commands.command import Command, add_fail_on, exit_status
@@ -29,11 +28,10 @@ from foreshock.commands.text import STYLES, Paint, Progress, count, number, wrap
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, RolloutsError
 from foreshock.healthy_ranges import Verdict, required_range, verdict_of
-from foreshock.importers import Dump, DumpFormat, ReadOptions, find_dumps
+from foreshock.importers import Dump, find_dumps
 from foreshock.json_values import finite_or_none
 from foreshock.lint import LintEvidence, LintReport, collect_evidence, run_checks
 from foreshock.lint.checks.pairs import Pairs
-from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.severity import severity_rank
 
@@ -49,41 +47,17 @@ class CheckedStep:
     evidence: LintEvidence
     report: LintReport
 
-    @property
-    def tokens(self) -> int:
-        return self.evidence[Pairs].tokens
 
-    @property
-    def k3(self) -> float:
-        """The mean k3 of trainer/rollout over these tokens, in nats; NaN without any."""
-        return self.evidence[Pairs].by_group.mean_and_t("k3")[0]
+def mismatch_of(steps: Sequence[CheckedStep]) -> tuple[float, int, Verdict]:
+    """Return the mean k3 of trainer/rollout over the tokens of all steps in nats, their number, and the verdict.
 
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """The mean k3 over the tokens of all steps in nats, and its verdict."""
-
-    k3: float
-    tokens: int
-
-    @classmethod
-    def of(cls, steps: Sequence[CheckedStep]) -> Self:
-        tokens = sum(step.tokens for step in steps)
-        known = [step.k3 * step.tokens for step in steps if step.tokens]
-        return cls(sum(known) / tokens if tokens else math.nan, tokens)
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return the verdict on k3, as for a dense model: files do not have the kind of the model."""
-        return verdict_of("k3_kl", self.k3, None)
-
-    @property
-    def text(self) -> str:
-        healthy = required_range("k3_kl").healthy
-        return (
-            f"The mismatch (k3) is {number(self.k3)} nats per token over {plural(self.tokens, 'token')}: "
-            f"{self.verdict}; {healthy} is healthy for a dense model."
-        )
+    NaN if no token has two log-probs. The verdict is that of a dense model: files do not have the kind of the model.
+    """
+    pairs = [step.evidence[Pairs] for step in steps]
+    tokens = sum(each.tokens for each in pairs)
+    k3 = sum(each.by_group.mean_and_t("k3")[0] * each.tokens for each in pairs if each.tokens)
+    mean = k3 / tokens if tokens else math.nan
+    return mean, tokens, verdict_of("k3_kl", mean, None)
 
 
 def render(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Paint) -> list[str]:
@@ -144,9 +118,13 @@ def _summary(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: 
     totals = (plural(len(steps), "step"), plural(of_all.rollouts, "rollout"), plural(of_all.tokens, "token"))
     of_checks = f"{made} checks" if made == checks else f"{made} of {checks} checks"
     yield paint(f"{', '.join(totals)}, {of_checks}: {result}.", "bold")
-    mismatch = Mismatch.of(steps)
-    if mismatch.tokens:
-        yield from (paint(line, STYLES[mismatch.verdict]) for line in wrap(mismatch.text, _INDENT, first=" "))
+    k3, tokens, verdict = mismatch_of(steps)
+    if tokens:
+        text = (
+            f"The mismatch (k3) is {number(k3)} nats per token over {plural(tokens, 'token')}: {verdict}; "
+            f"{required_range('k3_kl').healthy} is healthy for a dense model."
+        )
+        yield from (paint(line, STYLES[verdict]) for line in wrap(text, _INDENT, first=" "))
     for why, names in left_out.items():
         yield from wrap(f"not checked: {', '.join(names)}: {why}", _INDENT, first=" ")
 
@@ -180,12 +158,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings. Exit status 1 if something is critical, 2 if a file could not be read, else 0."""
     try:
-        attributes = sampling_attributes(arguments)
-        chosen = chosen_format(arguments)
-        if chosen is None:
-            parts = _shards(find_recording(arguments.paths, step=arguments.step).shards, attributes)
-        else:
-            parts = _dumps(chosen, arguments.paths[0], read_options(arguments, attributes))
+        parts = _parts(arguments)
     except (ConfigurationError, OSError) as error:
         print(f"foreshock: error: {error}", file=sys.stderr)
         return _UNREADABLE
@@ -202,32 +175,32 @@ def run(arguments: argparse.Namespace) -> int:
         return _UNREADABLE
     reports = [step.report for step in (*steps, *([] if together is None else [together]))]
     severities = [warning.severity for report in reports for warning in report.warnings]
-    return exit_status(arguments, [*severities, Mismatch.of(steps).verdict])
+    return exit_status(arguments, [*severities, mismatch_of(steps)[2]])
 
 
 # Step, file, and the function that reads its batches or raises RolloutsError.
 _Part = tuple[int, Path, Callable[[], Sequence[RolloutBatch]]]
 
 
-def _shards(files: Iterable[ShardFile], attributes: BatchAttributes) -> list[_Part]:
-    def read(file: ShardFile) -> list[RolloutBatch]:
-        return [read_shard(file, attributes, check_values=False)]
+def _parts(arguments: argparse.Namespace) -> list[_Part]:
+    """Return the parts of the files. Raises ConfigurationError and OSError."""
+    attributes, kind = sampling_attributes(arguments), chosen_format(arguments)
+    if kind is None:
 
-    return [(file.step, file.path, partial(read, file)) for file in files]
+        def read_file(file: ShardFile) -> list[RolloutBatch]:
+            return [read_shard(file, attributes, check_values=False)]
 
-
-def _dumps(kind: DumpFormat, path: Path, options: ReadOptions) -> list[_Part]:
-    noted: set[str] = set()
+        shards = find_recording(arguments.paths, step=arguments.step).shards
+        return [(each.step, each.path, partial(read_file, each)) for each in shards]
+    options, note = read_options(arguments, attributes), cache(partial(print, file=sys.stderr))
 
     def read(dump: Dump) -> Sequence[RolloutBatch]:
         found = kind.read(dump, options)
-        for note in found.notes:
-            if note not in noted:
-                print(f"note: {note}", file=sys.stderr)
-        noted.update(found.notes)
+        for each in found.notes:
+            note(f"note: {each}")
         return found.batches
 
-    return [(dump.step, dump.files[0], partial(read, dump)) for dump in find_dumps(kind.name, path)]
+    return [(dump.step, dump.files[0], partial(read, dump)) for dump in find_dumps(kind.name, arguments.paths[0])]
 
 
 def _checked(parts: Sequence[_Part], unreadable: list[dict[str, str]]) -> Iterator[CheckedStep]:
@@ -261,9 +234,9 @@ def _together(steps: list[CheckedStep]) -> CheckedStep | None:
 def _to_json(
     steps: list[CheckedStep], together: CheckedStep | None, unreadable: list[dict[str, str]]
 ) -> dict[str, object]:
-    mismatch = Mismatch.of(steps)
+    k3, tokens, verdict = mismatch_of(steps)
     return {
-        "k3_kl": {"mean": finite_or_none(mismatch.k3), "tokens": mismatch.tokens, "verdict": mismatch.verdict},
+        "k3_kl": {"mean": finite_or_none(k3), "tokens": tokens, "verdict": verdict},
         "steps": [{"step": step.step, "files": list(step.files), **step.report.to_dict()} for step in steps],
         "together": None if together is None else together.report.to_dict(),
         "unreadable": unreadable,
