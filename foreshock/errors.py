@@ -76,10 +76,7 @@ class RolloutsError(ForeshockError, ValueError):
     ) -> None:
         place = ", ".join(
             part
-            for part in (
-                f"row {row}" if row is not None else "",
-                f"column `{column}`" if column is not None else "",
-            )
+            for part in (f"row {row}" if row is not None else "", f"column `{column}`" if column is not None else "")
             if part
         )
         self.fault = f"{place}: {message}" if place else message

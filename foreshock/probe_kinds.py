@@ -8,17 +8,6 @@ from dataclasses import dataclass
 
 from foreshock.scorers import ENGINE_REPLAY, EXACT_PAIRS, REFERENCE, SCORERS, TRAINER_REPLAY
 
-__all__ = [
-    "DOCTOR",
-    "DOCTOR_CANDIDATES",
-    "DOCTOR_SECONDS",
-    "EXACT",
-    "LAYERS",
-    "PROBE_KINDS",
-    "ROUTING",
-    "ProbeKind",
-]
-
 DOCTOR_SECONDS = 600.0
 """The default time for the replays of an examination."""
 DOCTOR_CANDIDATES = 8

@@ -127,11 +127,7 @@ PLACES = (
         "engine sampling against replay: the engine sampled in another state "
         "(batching, caches, weights that changed or were not fully synchronised)",
     ),
-    Place(
-        "engine prefill",
-        "engine",
-        "decode against prefill: the engine's two ways to compute the same token differ",
-    ),
+    Place("engine prefill", "engine", "decode against prefill: the engine's two ways to compute the same token differ"),
     Place(
         "trainer forward pass",
         "trainer",
@@ -230,21 +226,12 @@ SCORERS: dict[str, Scorer] = {
             implementation="foreshock_probes.scorers.trainer_forward:score",
             by_default=False,
         ),
-        Scorer(
-            name="trainer",
-            title="log π as the trainer logged it",
-            colour=4,
-            place=_LOGGED_BY_TRAINER,
+        Scorer(name="trainer", title="log π as the trainer logged it", colour=4, place=_LOGGED_BY_TRAINER),
+        _torch_forward(
+            name="torch.bfloat16", title="a torch forward pass, weights and activations in bfloat16", colour=6
         ),
         _torch_forward(
-            name="torch.bfloat16",
-            title="a torch forward pass, weights and activations in bfloat16",
-            colour=6,
-        ),
-        _torch_forward(
-            name="torch.float32",
-            title="a torch forward pass in float32, the reference of the side branch",
-            colour=5,
+            name="torch.float32", title="a torch forward pass in float32, the reference of the side branch", colour=5
         ),
     )
 }

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 from foreshock.api.records import Record
 
-__all__ = ["CertificateRecord"]
-
 
 class CertificateRecord(Record):
     """A stored certificate in short."""

@@ -5,21 +5,8 @@ from dataclasses import field
 from typing import Any, Final, Literal
 
 from foreshock.api.records import Record, from_attributes, parse
-from foreshock.healthy_ranges import Verdict
+from foreshock.healthy_ranges import Verdict as Verdict
 from foreshock.severity import Severity
-
-__all__ = [
-    "VERDICTS",
-    "CauseSource",
-    "Certainty",
-    "Diagnosis",
-    "DiagnosisCause",
-    "DiagnosisEvent",
-    "MissingData",
-    "RunVerdict",
-    "Verdict",
-    "diagnosis_of",
-]
 
 VERDICTS: Final[tuple[Verdict, ...]] = ("critical", "warning", "healthy", "unknown")
 CauseSource = Literal["lint", "probe", "detector", "doctor", "notary"]

@@ -16,9 +16,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
-from foreshock.json_values import Measured, json_value, number_or_nan
-
-__all__ = ["NAN", "Measured", "Record", "describe_fields", "described", "from_attributes", "parse", "to_json"]
+from foreshock.json_values import Measured as Measured
+from foreshock.json_values import json_value, number_or_nan
 
 NAN = math.nan
 Kind = TypeVar("Kind")

@@ -91,10 +91,7 @@ def score(rule: str, runs: Sequence[RecordedRun], episodes: Sequence[Sequence[Ep
 def scores_of(runs: Sequence[RecordedRun]) -> list[Score]:
     """Return the scores of all warning-level rules together, of those among them that lower the learning rate, and of
     each rule that fired."""
-    together = {
-        ALL_WARNINGS: [warnings_of(run) for run in runs],
-        LOWERS_RATE: [lowering_of(run) for run in runs],
-    }
+    together = {ALL_WARNINGS: [warnings_of(run) for run in runs], LOWERS_RATE: [lowering_of(run) for run in runs]}
     rules = sorted({episode.rule for run in runs for episode in run.episodes})
     alarms = {rule: [[each for each in run.episodes if each.rule == rule] for run in runs] for rule in rules}
     return [score(rule, runs, mine) for rule, mine in (together | alarms).items()]
@@ -173,10 +170,7 @@ class BacktestResult:
     rules: tuple[Score, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "runs": [each.to_json() for each in self.runs],
-            "rules": [each.to_json() for each in self.rules],
-        }
+        return {"runs": [each.to_json() for each in self.runs], "rules": [each.to_json() for each in self.rules]}
 
 
 def backtest(
@@ -188,7 +182,4 @@ def backtest(
     """Replay the runs, one sequence of steps for each name. ``floor``: the reward of a policy that learned nothing."""
     runs = [replay_run(name, each, configuration, floor) for name, each in zip(names, steps, strict=True)]
     lost = [lost_learning_rate(each, scales_under_apply(each, configuration)) for each in steps]
-    return BacktestResult(
-        tuple(RunResult(*each) for each in zip(runs, lost, strict=True)),
-        tuple(scores_of(runs)),
-    )
+    return BacktestResult(tuple(RunResult(*each) for each in zip(runs, lost, strict=True)), tuple(scores_of(runs)))

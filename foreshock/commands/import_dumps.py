@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,7 @@ def add_format_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     group = parser.add_argument_group("dumps of a framework (docs/integrations.md)")
     group.add_argument("--format", choices=[*FORMATS], help="the format of PATH (default: told from its files)")
     group.add_argument(
-        "--allow-pickle",
-        action="store_true",
-        help="read .pt and .pkl files: only their tensors and plain data",
+        "--allow-pickle", action="store_true", help="read .pt and .pkl files: only their tensors and plain data"
     )
     group.add_argument("--reward-key", metavar="NAME", help="the entry of rewards that are mappings")
     return group
@@ -122,30 +121,25 @@ def import_dumps(
     return status
 
 
+@dataclass
 class _Importing:
     """One import: what was logged, and the remarks that were already printed."""
 
-    def __init__(
-        self,
-        client: Client,
-        kind: DumpFormat,
-        options: ReadOptions,
-        arguments: argparse.Namespace,
-        start: Callable[[], None],
-    ) -> None:
-        self._client = client
-        self._start = start
-        self.is_started = False
-        self._kind = kind
-        self._options = options
-        self._arguments = arguments
-        self._path: Path = arguments.paths[0]
-        self._remarks: set[str] = set()
-        self._steps: list[int] = []
-        self._rollouts = 0
-        self._names: set[str] = set()
-        self._lost = 0
-        self.interrupted = False
+    _client: Client
+    _kind: DumpFormat
+    _options: ReadOptions
+    _arguments: argparse.Namespace
+    _start: Callable[[], None]
+    is_started: bool = False
+    interrupted: bool = False
+    _remarks: set[str] = field(default_factory=set)
+    _steps: list[int] = field(default_factory=list)
+    _rollouts: int = 0
+    _names: set[str] = field(default_factory=set)
+    _lost: int = 0
+
+    def __post_init__(self) -> None:
+        self._path: Path = self._arguments.paths[0]
 
     def once(self) -> int:
         """Import all finished dumps that are there.

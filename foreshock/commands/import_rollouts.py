@@ -211,9 +211,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="read the column NAME of the files as COLUMN of the rollout table, `group` or `step`; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--weights-root",
-        metavar="NAME=FOLDER",
-        help="announce checkpoints below FOLDER, which workers know as NAME",
+        "--weights-root", metavar="NAME=FOLDER", help="announce checkpoints below FOLDER, which workers know as NAME"
     )
     add_sampling_options(parser)
     parser.add_argument("--unfinished", action="store_true", help="do not mark the run as finished")

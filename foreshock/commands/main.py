@@ -119,10 +119,7 @@ def _parser_of(
     commands: argparse._SubParsersAction[SuggestingParser], name: str, command: Command
 ) -> argparse.ArgumentParser:
     return commands.add_parser(
-        name,
-        help=command.help,
-        description=command.help,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        name, help=command.help, description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 

@@ -69,11 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{kind.name}", action="store_true", help=kind.flag_help())
     parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
     parser.add_argument(
-        "--timeout",
-        type=SECONDS,
-        default=600.0,
-        metavar="SECONDS",
-        help="longest wait for the result (default: 600)",
+        "--timeout", type=SECONDS, default=600.0, metavar="SECONDS", help="longest wait for the result (default: 600)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     add_service_options(parser)

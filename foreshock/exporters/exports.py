@@ -25,13 +25,7 @@ from foreshock.client.reader import Reader
 from foreshock.client.reporting import DeliveryStatus, LogOnce
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.errors import ConfigurationError
-from foreshock.exporters.trackers import (
-    Exporter,
-    MlflowExporter,
-    TensorBoardExporter,
-    TrackioExporter,
-    WandbExporter,
-)
+from foreshock.exporters.trackers import Exporter, MlflowExporter, TensorBoardExporter, TrackioExporter, WandbExporter
 from foreshock.learning_rate.advice import Advice
 from foreshock.severity import SEVERITIES
 

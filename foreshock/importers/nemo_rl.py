@@ -84,11 +84,7 @@ def _rows(dump: Dump, options: ReadOptions) -> Iterator[tuple[Row, float | None]
         yield row, number(_only(values.get("sample_loss_mask")), place, "sample_loss_mask")
 
 
-_FIELDS = {
-    "rollout_log_probs": "generation_logprobs",
-    "trainer_log_probs": "prev_logprobs",
-    "advantage": "advantages",
-}
+_FIELDS = {"rollout_log_probs": "generation_logprobs", "trainer_log_probs": "prev_logprobs", "advantage": "advantages"}
 
 
 def _unsliced(value: Any) -> Any:

@@ -37,10 +37,7 @@ class Row:
 
 
 def make_batch(
-    rows: Sequence[Row],
-    attributes: BatchAttributes,
-    switched_on_by: dict[str, str],
-    names: dict[str, str],
+    rows: Sequence[Row], attributes: BatchAttributes, switched_on_by: dict[str, str], names: dict[str, str]
 ) -> tuple[RolloutBatch, list[str]]:
     """Return the validated batch of one shard, and remarks.
 

@@ -25,17 +25,7 @@ from numpy.typing import NDArray
 from foreshock.errors import InvalidRolloutsError
 from foreshock.importers.dumps import Dump, DumpFormat, ImportedStep, ReadOptions, refusal
 from foreshock.importers.pickles import read_pickled
-from foreshock.importers.rows import (
-    Row,
-    WrongLength,
-    floats,
-    integers,
-    make_batch,
-    mask,
-    number,
-    prompt_group,
-    rows_of,
-)
+from foreshock.importers.rows import Row, WrongLength, floats, integers, make_batch, mask, number, prompt_group, rows_of
 
 _NAME = re.compile(r"(?:.*?\D)??(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
 _ROLLOUT_FOLDER, _TRAIN_FOLDER = "rollout_data", "train_data"

@@ -76,9 +76,7 @@ def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict
     """Return run → name → value of the newest step that the detectors have seen, each from its preferred source."""
     run, seen, scalar = tables.Run, tables.DetectorSnapshot, tables.Scalar
     of_newest = and_(
-        scalar.run_id == run.id,
-        scalar.attempt == newest_of_run(seen.attempt),
-        scalar.step == newest_of_run(seen.step),
+        scalar.run_id == run.id, scalar.attempt == newest_of_run(seen.attempt), scalar.step == newest_of_run(seen.step)
     )
     query = select(scalar.run_id, scalar.source, scalar.name, scalar.value).select_from(run)
     return scalars.preferred(session.execute(query.join(scalar, of_newest).where(run.id.in_(run_ids))))
