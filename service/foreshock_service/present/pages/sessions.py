@@ -104,18 +104,11 @@ def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: 
             max_age=security.SESSION_SECONDS,
             httponly=True,
             samesite="strict",
-            secure=_is_over_tls(request),
+            # uvicorn trusts a proxy's scheme only on its own machine, but in Compose the proxy is another container.
+            # Here the header may be trusted from anyone: it only makes the sender's own cookie stricter.
+            secure="https" in (request.url.scheme, request.headers.get("x-forwarded-proto", "").strip().lower()),
         )
     return response
-
-
-def _is_over_tls(request: Request) -> bool:
-    """Return whether the browser uses TLS, to the service or to a proxy in front of it.
-
-    uvicorn trusts a proxy's scheme only on its own machine, but in Compose the proxy is another container. Here the
-    header may be trusted from anyone: it only makes the sender's own cookie stricter.
-    """
-    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "").strip().lower() == "https"
 
 
 def sign_out(context: ServiceContext, request: Request) -> Response:
@@ -142,7 +135,9 @@ class PageRoute(APIRoute):
             try:
                 return await handle(request)
             except security.AuthenticationRequired:
-                return RedirectResponse(_login_address(request), status_code=303, headers=rendering.PAGE_HEADERS)
+                asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+                address = f"/login?next={quote(asked, safe='/')}" if request.method == "GET" else "/login"
+                return RedirectResponse(address, status_code=303, headers=rendering.PAGE_HEADERS)
             except problem.ProblemError as error:
                 return _problem_page(request, error)
             except RequestValidationError as error:
@@ -150,13 +145,6 @@ class PageRoute(APIRoute):
                 return _problem_page(request, problem.InvalidRequest("; ".join(found[:_MOST_FAULTS])))
 
         return handle_with_pages
-
-
-def _login_address(request: Request) -> str:
-    if request.method != "GET":
-        return "/login"
-    asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return f"/login?next={quote(asked, safe='/')}"
 
 
 def unknown_address(request: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock_service.platform.logs import current_request_id
-from foreshock_service.present.pages.presenters.figures import CHOSEN_STEP_PLOTS, RUN_PLOTS, STEP_PLOTS
+from foreshock_service.present.pages.presenters.figures import BUCKET_PLOTS, RUN_PLOTS, STEP_PLOTS
 from tests.service.present.pages.conftest import SentRun, replay, send_run
 from tests.service.statements import executed
 
@@ -21,7 +21,7 @@ def addresses_of(run: SentRun, step: int) -> list[str]:
     """Return the address of every page and part of a run and one of its steps."""
     of_step = f"/pages/runs/{run.id}/steps/{step}"
     figures = [f"/pages/runs/{run.id}/figures/{name}.json" for name in RUN_PLOTS]
-    figures += [f"{of_step}/figures/{name}.json" for name in (*STEP_PLOTS, *CHOSEN_STEP_PLOTS)]
+    figures += [f"{of_step}/figures/{name}.json" for name in {**STEP_PLOTS, **BUCKET_PLOTS}]
     parts = [f"{of_step}/tokens", f"{of_step}/corrections"]
     return ["/", "/login", run.address, f"{run.address}/steps/{step}", *figures, *parts]
 

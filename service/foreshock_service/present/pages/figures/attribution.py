@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from textwrap import wrap
 
 from foreshock.api.attribution import AttributionRecord, LinkRecord
@@ -33,76 +34,74 @@ def attribution_figure(
     known = [link for link in read.links if math.isfinite(link.share)]
     if not known:
         return drawing.Missing(ATTRIBUTION_TITLE, words)
-    starts, reached = [], 0.0
-    for link in known:
-        starts.append(reached)
-        reached += link.share
+    starts = [*accumulate((link.share for link in known[:-1]), initial=0.0)]
+    certain = [
+        (row, start + link.share, start + link.share_low, start + link.share_high)
+        for row, (link, start) in enumerate(zip(known, starts, strict=True))
+        if _has_interval(link)
+    ]
+    ends = [*starts, *(end for _, *edges in certain for end in edges), starts[-1] + known[-1].share, 0.0, 1.0]
+    margin = 0.03 * (max(ends) - min(ends))
+    thin = {"color": drawing.MUTED, "width": 1, "dash": "dot"}
+    # Lines at 0 and at the whole, and lines that join each bar to the next.
+    guides: list[drawing.Json] = [
+        {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": thin}
+        for at in (0, 1)
+    ]
+    guides += [
+        {"type": "line", "xref": "x", "yref": "y", "x0": at, "x1": at, "y0": row + 0.18, "y1": row + 0.82, "line": thin}
+        for row, at in enumerate(starts[1:])
+    ]
     layout = {
         "xaxis": {
             "title": {"text": "share of the mismatch, E[d of the link · d] / E[d²]"},
             "tickformat": ".0%",
-            "range": _range(known, starts),
+            "range": [min(ends) - margin, max(ends) + margin],
         },
         # Names stand above their bars, so that they fit on a narrow screen.
         "yaxis": {"range": [len(known) - 0.6, -0.78], "visible": False},
         "showlegend": False,
         "hovermode": False,
-        "shapes": _guides(starts),
+        "shapes": guides,
         "annotations": [_name(row, link) for row, link in enumerate(known)],
     }
+    traces: list[drawing.Json] = [
+        {
+            "type": "bar", "orientation": "h", "name": "share", "y": list(range(len(known))),
+            "x": [link.share for link in known], "base": starts, "width": 0.36,
+            "marker": {"color": [mismatch.style_of(link.name)[0] for link in known]},
+        },
+    ]  # fmt: skip
+    if certain:
+        rows, reached, low, high = ([*each] for each in zip(*certain, strict=True))
+        traces.append({
+            "type": "scatter", "mode": "markers", "y": rows, "x": reached, "marker": {"size": 1, "color": drawing.INK},
+            "error_x": {
+                "type": "data", "symmetric": False, "color": drawing.INK, "thickness": 1.5, "width": 5,
+                "array": [max(top - end, 0.0) for end, top in zip(reached, high, strict=True)],
+                "arrayminus": [max(end - bottom, 0.0) for end, bottom in zip(reached, low, strict=True)],
+            },
+        })  # fmt: skip
     caption = (
         f"{words} The shares of the links add up to 100 %; a negative share cancels part of another. "
         "Whiskers: the intervals."
     )
-    traces = [_bars(known, starts), *_intervals(known, starts)]
-    return drawing.Figure(
-        ATTRIBUTION_TITLE, caption, _summary(known), traces, layout, height=90 + ROW_HEIGHT * len(known)
+    summary = " ".join(
+        f"{link.short_cause} ({link.name}): {percent(link.share)}"
+        + (f", interval {percent(link.share_low)} to {percent(link.share_high)}." if _has_interval(link) else ".")
+        for link in known
     )
-
-
-def _bars(links: Sequence[LinkRecord], starts: Sequence[float]) -> drawing.Json:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": "share",
-        "y": list(range(len(links))),
-        "x": [link.share for link in links],
-        "base": list(starts),
-        "width": 0.36,
-        "marker": {"color": [mismatch.style_of(link.name)[0] for link in links]},
-    }
+    height = 90 + ROW_HEIGHT * len(known)
+    return drawing.Figure(ATTRIBUTION_TITLE, caption, summary, traces, layout, height=height)
 
 
 def _name(row: int, link: LinkRecord) -> drawing.Json:
     words = "<br>".join(wrap(link.short_cause, LONGEST_LINE))
     return {
-        "xref": "paper",
-        "x": 0,
-        "xanchor": "left",
-        "yref": "y",
-        "y": row - 0.2,
-        "yanchor": "bottom",
-        "showarrow": False,
-        "align": "left",
-        "bgcolor": "var(--card)",
-        "borderpad": 1,
-        "text": f"<b>{percent(link.share)}</b>  {words}",
+        "xref": "paper", "x": 0, "xanchor": "left", "yref": "y", "y": row - 0.2, "yanchor": "bottom", "align": "left",
+        "showarrow": False, "bgcolor": "var(--card)", "borderpad": 1, "text": f"<b>{percent(link.share)}</b>  {words}",
         "font": {"color": drawing.INK, "size": 12.5},
-    }
-
-
-def _guides(starts: Sequence[float]) -> list[drawing.Json]:
-    """Return lines at 0 and at the whole, and lines that join each bar to the next."""
-    thin = {"color": drawing.MUTED, "width": 1, "dash": "dot"}
-    ends = [
-        {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": thin}
-        for at in (0, 1)
-    ]
-    steps = [
-        {"type": "line", "xref": "x", "yref": "y", "x0": at, "x1": at, "y0": row + 0.18, "y1": row + 0.82, "line": thin}
-        for row, at in enumerate(starts[1:])
-    ]
-    return ends + steps
+    }  # fmt: skip
 
 
 def _has_interval(link: LinkRecord) -> bool:
@@ -116,55 +115,6 @@ def share_in_words(link: LinkRecord) -> str:
     if not _has_interval(link):
         return percent(link.share)
     return f"{percent(link.share)} ({percent(link.share_low)} to {percent(link.share_high)})"
-
-
-def _intervals(links: Sequence[LinkRecord], starts: Sequence[float]) -> list[drawing.Json]:
-    rows = [
-        (row, start + link.share, start + link.share_low, start + link.share_high)
-        for row, (link, start) in enumerate(zip(links, starts, strict=True))
-        if _has_interval(link)
-    ]
-    if not rows:
-        return []
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "y": [row for row, _, _, _ in rows],
-            "x": [end for _, end, _, _ in rows],
-            "marker": {"size": 1, "color": drawing.INK},
-            "error_x": {
-                "type": "data",
-                "symmetric": False,
-                "color": drawing.INK,
-                "thickness": 1.5,
-                "width": 5,
-                "array": [max(high - end, 0.0) for _, end, _, high in rows],
-                "arrayminus": [max(end - low, 0.0) for _, end, low, _ in rows],
-            },
-        }
-    ]
-
-
-def _range(links: Sequence[LinkRecord], starts: Sequence[float]) -> list[float]:
-    ends = [
-        start + edge
-        for link, start in zip(links, starts, strict=True)
-        for edge in (0.0, link.share, link.share_low, link.share_high)
-        if math.isfinite(edge)
-    ]
-    low, high = min([0.0, *ends]), max([1.0, *ends])
-    margin = 0.03 * (high - low)
-    return [low - margin, high + margin]
-
-
-def _summary(links: Sequence[LinkRecord]) -> str:
-    parts = []
-    for link in links:
-        low, high = percent(link.share_low), percent(link.share_high)
-        interval = f", interval {low} to {high}" if _has_interval(link) else ""
-        parts.append(f"{link.short_cause} ({link.name}): {percent(link.share)}{interval}.")
-    return " ".join(parts)
 
 
 TOKENS_TITLE = "Single tokens"

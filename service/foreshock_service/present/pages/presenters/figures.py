@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -59,6 +59,7 @@ class Asked:
         return Curve(curve.steps[start:end], curve.values[start:end])
 
 
+Plot = TypeVar("Plot")
 RunFigure = Callable[[Viewing, Run, Asked], Figure | Missing]
 StepFigure = Callable[[Viewing, Run, int], Figure | Missing]
 
@@ -85,20 +86,8 @@ class RunPlot:
     marked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlot:
-    """A figure of a step's page.
-
-    `choices`: the figures that a reader can select in its place, each with a label, itself first.
-    """
-
-    title: str
-    make: StepFigure
-    wide: bool = False
-    choices: Mapping[str, str] = field(default_factory=dict)
-
-
-Plot = TypeVar("Plot", RunPlot, StepPlot)
+StepPlot = tuple[str, StepFigure]
+"""The title of a figure of a step's page, and the function that makes it."""
 
 
 def mismatch_of_run(viewing: Viewing, run: Run, _: Asked) -> Figure | Missing:
@@ -279,36 +268,38 @@ RUN_PLOTS: Mapping[str, RunPlot] = {
     "buckets": RunPlot(buckets.TITLE, lambda viewing, run, _: rollout.buckets_of_run(viewing, run), over_steps=False),
     "tails": RunPlot(TAILS_TITLE, tails_of_run),
 }
+_BY = "Mismatch by "
+BUCKET_PLOTS: Mapping[str, StepPlot] = {
+    **{
+        "buckets" if name == "probability" else f"buckets-{name}": (by.title, partial(rollout.buckets_of_step, name))
+        for name, by in buckets.BY.items()
+    },
+    "buckets-token-id": (buckets.TOKEN_ID_TITLE, rollout.token_ids_of_step),
+}
+"""Figures that a reader can select in place of each other; the first is shown."""
 STEP_PLOTS: Mapping[str, StepPlot] = {
-    "attribution": StepPlot(
+    "attribution": (
         ATTRIBUTION_TITLE,
         lambda viewing, run, step: attribution.figure_of(attribution.attribution_of(viewing, run.id, step, None)),
     ),
-    "buckets": StepPlot(
-        buckets.TITLE,
-        partial(rollout.buckets_of_step, "probability"),
-        choices={
-            "buckets": buckets.BY["probability"].choice,
-            **{f"buckets-{name}": by.choice for name, by in buckets.BY.items() if name != "probability"},
-            "buckets-token-id": "token id",
-        },
-    ),
-    "tokens": StepPlot(TOKENS_TITLE, rollout.tokens_of_step, wide=True),
+    "buckets": BUCKET_PLOTS["buckets"],
+    "tokens": (TOKENS_TITLE, rollout.tokens_of_step),
 }
-# Figures that a reader can select in place of another one.
-CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
-    **{
-        f"buckets-{name}": StepPlot(by.title, partial(rollout.buckets_of_step, name))
-        for name, by in buckets.BY.items()
-        if name != "probability"
-    },
-    "buckets-token-id": StepPlot(buckets.TOKEN_ID_TITLE, rollout.token_ids_of_step),
-}
+
+
+def places_of_step(run_id: str, step: int) -> list[Place]:
+    """Return the places of the figures of a step's page."""
+    folder = f"/pages/runs/{run_id}/steps/{step}/figures"
+    choices = [(title.removeprefix(_BY), f"{folder}/{name}.json") for name, (title, _) in BUCKET_PLOTS.items()]
+    return [
+        Place(name, title, f"{folder}/{name}.json", choices=choices if name in BUCKET_PLOTS else ())
+        for name, (title, _) in STEP_PLOTS.items()
+    ]
 
 
 def run_figure(viewing: Viewing, run_id: str, name: str, asked: Asked) -> Figure | Missing:
     """Return a figure of a run; a `marked` one shows alerts and changes. Raises FigureNotFound, RunNotFound."""
-    plot = _plot_named(name, {**RUN_PLOTS, "scalars": RunPlot("Logged scalars", scalars_of_run)})
+    plot = _named(name, {**RUN_PLOTS, "scalars": RunPlot("Logged scalars", scalars_of_run)})
     run = get_run(viewing.session, viewing.principal, run_id)
     figure = plot.make(viewing, run, asked)
     if not plot.marked or isinstance(figure, Missing):
@@ -317,11 +308,11 @@ def run_figure(viewing: Viewing, run_id: str, name: str, asked: Asked) -> Figure
 
 
 def step_figure(viewing: Viewing, run_id: str, step: int, name: str) -> Figure | Missing:
-    plot = _plot_named(name, {**STEP_PLOTS, **CHOSEN_STEP_PLOTS})
-    return plot.make(viewing, get_run(viewing.session, viewing.principal, run_id), step)
+    _, make = _named(name, {**STEP_PLOTS, **BUCKET_PLOTS})
+    return make(viewing, get_run(viewing.session, viewing.principal, run_id), step)
 
 
-def _plot_named(name: str, known: Mapping[str, Plot]) -> Plot:
+def _named(name: str, known: Mapping[str, Plot]) -> Plot:
     if name not in known:
         raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(known)}")
     return known[name]

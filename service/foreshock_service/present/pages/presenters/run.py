@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from foreshock import page_addresses
-from foreshock.api.runs import IncompleteStep, RunRecord, WeightsRecord
+from foreshock.api.runs import IncompleteStep, WeightsRecord
 from foreshock.diagnosis.episodes import episodes_of
 from foreshock.diagnosis.references import reference_sentence
 from foreshock_service.platform.database.tables import Run
@@ -38,13 +38,14 @@ def run_page(viewing: Viewing, run_id: str) -> dict[str, Any]:
         found = steps.statistics_steps(session, run_id)
         statistics = f"Step {found[0].step}: {found[0].text}." if found else None
     standing = alerts.standing_alerts(viewing, run_id)
+    healthy = runs.list_runs(session, runs.RunFilter((run.project,), model=run.model, verdict="healthy"), None, 2).items
     return {
         "run": record,
         "address": page_addresses.run_page_path(run.project, run.key),
         "model_kind": rendering.model_kind_in_words(run),
         "attempt": attempts[-1].attempt if attempts else None,
         "baseline": None if baseline is None else runs.run_records(session, [baseline])[0],
-        "healthy_run": _healthy_run(viewing, run),
+        "healthy_run": next((each for each in healthy if each.id != run.id), None),
         "diagnosis": diagnosis_of_run(session, run_id),
         "alerts": len(standing),
         "episodes": [each[: alerts.SHOWN_OF_EPISODE] for each in episodes_of(standing)[: alerts.SHOWN_EPISODES]],
@@ -86,12 +87,6 @@ def _engines_table(records: Sequence[WeightsRecord]) -> dict[str, Any] | None:
         "engines": {name: [found.get((name, step)) for step in steps] for name in names},
         "sentences": [each.sentence for each in records if each.step == steps[-1] and not each.is_right],
     }
-
-
-def _healthy_run(viewing: Viewing, run: Run) -> RunRecord | None:
-    chosen = runs.RunFilter((run.project,), model=run.model, verdict="healthy")
-    found = runs.list_runs(viewing.session, chosen, None, 2).items
-    return next((each for each in found if each.id != run.id), None)
 
 
 def _incomplete(viewing: Viewing, run_id: str, found: Sequence[IncompleteStep]) -> str | None:

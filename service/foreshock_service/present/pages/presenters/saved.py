@@ -38,6 +38,7 @@ def saved_run(viewing: Viewing, run_id: str, origin: str) -> str:
         f"style-src-elem {_hash_of(texts['foreshock.css'])} {rendering.PLOTLY_STYLES}; "
         "style-src-attr 'unsafe-inline'; img-src data: blob:; form-action 'none'; base-uri 'none'"
     )
+    parts = _parts(viewing, run_id, page, origin)
     text = _rendered(
         "saved.html",
         page
@@ -47,7 +48,8 @@ def saved_run(viewing: Viewing, run_id: str, origin: str) -> str:
             "theme": Markup(texts["theme.js"]),
             "plotly": Markup(texts[rendering.PLOTLY]),
             "script": Markup(texts["script"]),
-            "parts": Markup(_json_for_html(_parts(viewing, run_id, page, origin))),
+            # JSON that cannot end the script element which holds it.
+            "parts": Markup(json.dumps(parts, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")),
             "saved_at": now_us(),
             "origin": origin,
         },
@@ -92,11 +94,6 @@ def _rendered(template: str, page: object) -> str:
 
 def _absolute(text: str, origin: str) -> str:
     return _LINK.sub(lambda found: f' {found[1]}="{origin}', text)
-
-
-def _json_for_html(value: object) -> str:
-    """Return JSON that cannot end the script element which holds it."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _hash_of(text: str) -> str:

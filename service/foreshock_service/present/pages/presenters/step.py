@@ -70,7 +70,6 @@ def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
     found = links.attribution_of(viewing, run_id, number, None)
     attribution = found if isinstance(found, AttributionRecord) else None
     key = events.StepKey(run_id, step.attempt, number)
-    folder = f"/pages/runs/{run_id}/steps/{number}/figures"
     measures = links.measure_groups(values, comparisons, run.model_kind)
     return {
         "run": run,
@@ -91,16 +90,7 @@ def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
         "tails_note": f"k̂ above {healthy_ranges.required_range('pareto_k', run.model_kind).critical} and ratios that "
         "reach e: means of ratios and effective sample sizes cannot be trusted.",
         "step_measures": _of_rollouts(values.get(STEP_ROW, {})),
-        "figures": [
-            figures.Place(
-                name,
-                plot.title,
-                f"{folder}/{name}.json",
-                plot.wide,
-                [(text, f"{folder}/{each}.json") for each, text in plot.choices.items()],
-            )
-            for name, plot in figures.STEP_PLOTS.items()
-        ],
+        "figures": figures.places_of_step(run_id, number),
         "attribution": attribution,
         "conclusions": [] if attribution is None else links.sentences_of(attribution),
         "links_notes": [] if attribution is None else links.notes_of(attribution),
