@@ -22,6 +22,9 @@ from foreshock.rollouts.schema import LOG_PROB_ROUNDING
 Sample = TypeVar("Sample")
 _MAY_BE_NONE = ("group_ids", "finish_reasons", "data_sources", "engine_ids")
 _LOG_PROBS = ("rollout_log_probs", "trainer_log_probs")
+_MINUS_INFINITY = -9999.0
+"""What vLLM's server writes for a log-prob of −inf, which JSON cannot hold."""
+_FEWEST_AT_THE_CLAMP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def make_batch(
             elif name == "reward" and any(value is not None for value in values):
                 columns[name] = [np.nan if value is None else value for value in values]
             continue
-        log_probs, remarks = _log_probs(rows, name, names[name])
+        log_probs, remarks = log_probs_of(rows, name, names[name])
         notes += remarks
         if log_probs is not None:
             columns[name] = log_probs
@@ -76,23 +79,42 @@ def make_batch(
 _LETTER = {"rollout_log_probs": "μ (rollout log-probs)", "trainer_log_probs": "π (trainer log-probs)"}
 
 
-def _log_probs(rows: Sequence[Row], name: str, field: str) -> tuple[list[NDArray[np.float32]] | None, list[str]]:
-    found = [row.columns.get(name) for row in rows]
-    lacking = [row for row, value in zip(rows, found, strict=True) if value is None and row.sampled.any()]
-    if len(lacking) == sum(1 for row in rows if row.sampled.any()):
-        return None, []
-    sampled = [row.sampled for row in rows]
-    values = [
-        np.where(row.sampled, np.nan, 0.0) if value is None else value for row, value in zip(rows, found, strict=True)
-    ]
-    notes = []
+def log_probs_of(rows: Sequence[Row], name: str, field: str) -> tuple[list[NDArray[np.float32]] | None, list[str]]:
+    """Return a column of log-probs, 0 where no token was sampled, and remarks; None if no rollout has any.
+
+    `field` is the dump's own name. Raises InvalidRolloutsError for the first sampled token whose value is above 0.
+    """
+    notes: list[str] = []
+    lacking = [row for row in rows if row.columns.get(name) is None and row.sampled.any()]
+    if len(lacking) == sum(bool(row.sampled.any()) for row in rows):
+        return None, notes
     if lacking:
         notes.append(f"`{field}` is missing in {len(lacking)} rollouts, first in {lacking[0].place}: they count as NaN")
-    if all_zero(values, sampled):
+    given = [(row.columns.get(name), row.sampled.size) for row in rows]
+    values = np.concatenate([np.full(size, np.nan) if value is None else value for value, size in given])
+    sampled, ends = np.concatenate([row.sampled for row in rows]), np.cumsum([size for _, size in given])
+    values = np.where(sampled, values, 0.0)
+    if not values.any():
         return None, [*notes, f"`{field}` is 0 at every token, a placeholder: it was left out"]
-    refuse_above_zero(values, sampled, [row.place for row in rows], field)
-    log_probs, remarks = to_log_probs(values, sampled, field)
-    return log_probs, notes + remarks
+    wrong = np.flatnonzero((values > LOG_PROB_ROUNDING) & np.isfinite(values))
+    if wrong.size:
+        row = int(np.searchsorted(ends, wrong[0], "right"))
+        token = wrong[0] - ends[row] + given[row][1]
+        problem = f"{values[wrong[0]]:.6g} at token {token} is above 0; expected natural log-probs"
+        raise refusal(rows[row].place, field, problem)
+    unlikely = values == _MINUS_INFINITY
+    if unlikely.any():
+        notes.append(f"`{field}`: {unlikely.sum()} values of −9999 stand for −inf; such tokens are counted apart")
+        values[unlikely] = -np.inf
+    known = values[sampled & np.isfinite(values)]
+    least = float(known.min(initial=0.0))
+    clamped = int(np.count_nonzero(known == least))
+    if least < -1 and least == round(least) and clamped >= _FEWEST_AT_THE_CLAMP:
+        notes.append(
+            f"`{field}`: {clamped} values are exactly {least:g}, the smallest: the trainer clamps log-probs, and the "
+            "mismatch of these tokens is too small"
+        )
+    return np.split(values.astype(np.float32), ends[:-1]), notes
 
 
 class WrongLength(InvalidRolloutsError):
@@ -178,56 +200,3 @@ def _array(value: Any, place: str, field: str, length: int | None) -> NDArray[An
 def _shown(value: Any) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
-
-
-_MINUS_INFINITY = -9999.0
-"""What vLLM's server writes for a log-prob of −inf, which JSON cannot hold."""
-_FEWEST_AT_THE_CLAMP = 3
-
-Rows = Sequence[NDArray[np.float64]]
-Masks = Sequence[NDArray[np.bool_]]
-
-
-def all_zero(rows: Rows, sampled: Masks) -> bool:
-    """Return True if every sampled token has the value 0: a placeholder for log-probs that were not computed."""
-    values = _sampled(rows, sampled)
-    return bool(values.size and not values.any())
-
-
-def refuse_above_zero(rows: Rows, sampled: Masks, places: Sequence[str], field: str) -> None:
-    """Raise InvalidRolloutsError for the first sampled token whose value is above 0, and so no log-prob.
-
-    `rows` has one array per rollout, `sampled` its mask, `places` where it is in the dump.
-    """
-    for row, mask, place in zip(rows, sampled, places, strict=True):
-        wrong = mask & (row > LOG_PROB_ROUNDING) & np.isfinite(row)
-        if wrong.any():
-            token = int(wrong.argmax())
-            raise refusal(place, field, f"{row[token]:.6g} at token {token} is above 0; expected natural log-probs")
-
-
-def to_log_probs(rows: Rows, sampled: Masks, field: str) -> tuple[list[NDArray[np.float32]], list[str]]:
-    """Return log-probs per rollout, 0 where no token was sampled, and remarks on placeholders and clamps."""
-    notes: list[str] = []
-    kept = [np.where(mask, row, 0.0) for row, mask in zip(rows, sampled, strict=True)]
-    values = _sampled(kept, sampled)
-    unlikely = int(np.count_nonzero(values == _MINUS_INFINITY))
-    if unlikely:
-        notes.append(f"`{field}`: {unlikely} values of −9999 stand for −inf; such tokens are counted apart")
-        kept = [np.where(row == _MINUS_INFINITY, -np.inf, row) for row in kept]
-        values = values[values != _MINUS_INFINITY]
-    values = values[np.isfinite(values)]
-    if values.size:
-        least = float(values.min())
-        clamped = int(np.count_nonzero(values == least))
-        if least < -1 and least == round(least) and clamped >= _FEWEST_AT_THE_CLAMP:
-            notes.append(
-                f"`{field}`: {clamped} values are exactly {least:g}, the smallest: the trainer clamps log-probs, and "
-                "the mismatch of these tokens is too small"
-            )
-    return [row.astype(np.float32) for row in kept], notes
-
-
-def _sampled(rows: Rows, sampled: Masks) -> NDArray[np.float64]:
-    parts = [row[mask] for row, mask in zip(rows, sampled, strict=True)]
-    return np.concatenate(parts) if parts else np.zeros(0)

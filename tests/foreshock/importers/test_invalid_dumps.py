@@ -15,7 +15,7 @@ import pytest
 from foreshock.commands.main import main
 from foreshock.errors import ForeshockError, RolloutsError
 from foreshock.importers import FORMATS, ReadOptions, find_dumps
-from foreshock.importers.rows import all_zero, refuse_above_zero, to_log_probs
+from foreshock.importers.rows import Row, log_probs_of
 from foreshock.importers.texts import lacks_tokens
 from foreshock.rollouts.schema import DecodeLimits
 from tests.foreshock.importers.make_dumps import DUMPS
@@ -227,31 +227,41 @@ def test_damaged_files_give_an_error_of_foreshock_or_rollouts(tmp_path: Path, na
     assert not [error for error in errors if "\n" in error]
 
 
-PLACES = ["file, line 1", "file, line 2"]
+def log_probs(values: list[float], sampled: list[bool] | None = None) -> tuple[list[Any] | None, list[str]]:
+    """Return the log-probs of a rollout, after one that was not sampled by the model."""
+    prompt, masks = np.zeros(1, np.int64), [[False], sampled or [True] * len(values)]
+    rows = [
+        Row(f"line {line}", str(line), prompt, np.zeros(len(mask), np.int64), np.array(mask), {"x": np.array(column)})
+        for line, mask, column in zip((1, 2), masks, ([0.7], values), strict=True)
+    ]
+    found, notes = log_probs_of(rows, "x", "x")
+    return None if found is None else found[1].tolist(), notes
 
 
 def test_values_at_tokens_that_were_not_sampled_do_not_count() -> None:
-    values, sampled = [np.asarray([0.7, -0.1])], [np.asarray([False, True])]
-    refuse_above_zero(values, sampled, PLACES[:1], "x")
-    kept, _ = to_log_probs(values, sampled, "x")
-    assert kept[0].tolist() == [0.0, np.float32(-0.1)]
+    assert log_probs([0.7, -0.1], [False, True])[0] == [0.0, np.float32(-0.1)]
+
+
+def test_value_above_0_is_named_with_its_place() -> None:
+    with pytest.raises(RolloutsError, match=r"line 2, field `x`: 0\.25 at token 1 is above 0"):
+        log_probs([-0.1, 0.25])
 
 
 def test_minus_9999_is_minus_infinity() -> None:
-    converted, notes = to_log_probs([np.asarray([-9999.0, -0.5])], [np.ones(2, np.bool_)], "x")
-    assert converted[0].tolist() == [-np.inf, -0.5]
-    assert "−inf" in notes[0]
+    converted, notes = log_probs([-9999.0, -0.5])
+    assert converted == [-np.inf, -0.5]
+    assert "1 values of −9999 stand for −inf" in notes[0]
 
 
 def test_clamped_values_are_reported() -> None:
-    values = [np.asarray([-20.0, -20.0, -0.5, -20.0])]
-    _, notes = to_log_probs(values, [np.ones(4, np.bool_)], "x")
-    assert "3 values are exactly -20" in notes[0]
-    _, notes = to_log_probs([values[0] * 1.01], [np.ones(4, np.bool_)], "x")
-    assert notes == []
+    values = [-20.0, -20.0, -0.5, -20.0]
+    assert "3 values are exactly -20" in log_probs(values)[1][0]
+    assert log_probs([value * 1.01 for value in values])[1] == []
 
 
 def test_all_zero_is_a_placeholder() -> None:
-    assert all_zero([np.zeros(3)], [np.ones(3, np.bool_)])
-    assert not all_zero([np.asarray([0.0, -1e-9])], [np.ones(2, np.bool_)])
-    assert not all_zero([np.zeros(3)], [np.zeros(3, np.bool_)])
+    found, (note,) = log_probs([0.0, 0.0, 0.0])
+    assert found is None
+    assert "placeholder" in note
+    assert log_probs([0.0, -1e-9])[0] is not None
+    assert log_probs([0.0, 0.0], [False, False]) == (None, [])
