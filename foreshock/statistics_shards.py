@@ -146,9 +146,8 @@ def _listed(header: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 # Room for the header of the body, whose numbers are not known yet.
 _HEADER_BYTES = 1024
-# A second try aims at _MARGIN of the bound. It is made if the first one exceeded the bound or used less than
-# _FULL_ENOUGH of it.
-_MARGIN, _FULL_ENOUGH = 0.97, 0.9
+# A smaller sample aims at this share of the bound: fewer rollouts compress worse.
+_MARGIN = 0.97
 
 Rows = NDArray[np.int64]
 
@@ -206,32 +205,11 @@ def _worst(measurement: StepMeasurement, most: int) -> Rows:
 
 def _encode_full(batch: RolloutBatch, seed: str, most: int, worst: Rows, max_bytes: int) -> tuple[int, memoryview]:
     """Return the size of the sample, and the Parquet file of the sample followed by the other worst rollouts."""
-    most = min(most, batch.num_rollouts)
-    wanted = min(most, _most_that_fit(batch, worst, max_bytes))
-    # The estimate is of a few rollouts, which compress worse than many: one more try with the measured size.
-    size, encoded = _encode_sample(batch, seed, wanted, worst)
-    if len(encoded) > max_bytes or (size < most and len(encoded) < _FULL_ENOUGH * max_bytes):
-        wanted = max(1, min(most, int(_MARGIN * wanted * max_bytes / len(encoded))))
-        size, encoded = _encode_sample(batch, seed, wanted, worst)
-    while len(encoded) > max_bytes and wanted > 1:
+    wanted = min(most, batch.num_rollouts)
+    while True:
+        sample = select_rollouts(batch.sample_ids, batch.response_lengths, wanted, seed)
+        rows = np.concatenate([sample, worst[~np.isin(worst, sample)]])
+        encoded = encode_rollouts_view(batch.select(rows))
+        if len(encoded) <= max_bytes or wanted <= 1:
+            return sample.size, encoded
         wanted = max(1, min(wanted - 1, int(_MARGIN * wanted * max_bytes / len(encoded))))
-        size, encoded = _encode_sample(batch, seed, wanted, worst)
-    return size, encoded
-
-
-def _encode_sample(batch: RolloutBatch, seed: str, most: int, worst: Rows) -> tuple[int, memoryview]:
-    sample = select_rollouts(batch.sample_ids, batch.response_lengths, most, seed)
-    rows = np.concatenate([sample, worst[~np.isin(worst, sample)]])
-    return sample.size, encode_rollouts_view(batch.select(rows))
-
-
-def _most_that_fit(batch: RolloutBatch, worst: Rows, max_bytes: int) -> int:
-    """Return how many rollouts of mean length fit beside the worst, estimated from the bytes of a few rollouts."""
-    tokens = batch.response_lengths + np.diff(batch.prompt_offsets)
-    if batch.num_rollouts == 0 or not tokens.any():
-        return batch.num_rollouts
-    few = worst if worst.size else np.arange(min(4, batch.num_rollouts))
-    trial = len(encode_rollouts_view(batch.select(few)))
-    per_rollout = trial / max(int(tokens[few].sum()), 1) * float(tokens.mean())
-    left = max_bytes - (trial if worst.size else 0)
-    return max(1, int(left / max(per_rollout, 1.0)))

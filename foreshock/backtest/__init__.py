@@ -3,5 +3,4 @@
 readers   files of recorded runs, those of TensorBoard among them
 replay    a run through the detectors: episodes of each rule, and what the advice would have cost in apply mode
 scoring   hits, misses, lead times and false alarms of each rule
-cells     the result in words and table cells
 """
