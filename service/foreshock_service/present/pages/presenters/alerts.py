@@ -40,7 +40,7 @@ def axes_of_run(viewing: Viewing, run_id: str) -> dict[str, Any]:
     """
     axes: dict[str, Any] = {}
     run = get_run(viewing.session, viewing.principal, run_id)
-    rates = quantity_curves(viewing, run, (LEARNING_RATE_KEY,), max_points=None)[LEARNING_RATE_KEY].points()
+    rates = quantity_curves(viewing, run, (LEARNING_RATE_KEY,))[LEARNING_RATE_KEY].points()
     if rates:
         sums = accumulate(rate for _, rate in rates)
         axes["lr"] = {"steps": [step for step, _ in rates], "values": list(sums)}

@@ -15,7 +15,7 @@ from foreshock_service.platform.problem import InvalidRequest
 from foreshock_service.present.pages import figures, rendering
 from foreshock_service.present.pages.figures import mismatch
 from foreshock_service.present.pages.presenters.figures import FigureNotFound, Place
-from foreshock_service.present.pages.presenters.viewing import Viewing, quantity_curves
+from foreshock_service.present.pages.presenters.viewing import Viewing, quantity_curves, thinned
 from foreshock_service.runs import measurements
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
 from foreshock_service.runs.diagnoses import verdicts_of_runs
@@ -72,7 +72,7 @@ def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> dict[str, Any]:
 def _apart(viewing: Viewing, runs: Sequence[Run]) -> list[list[str]]:
     """Return, for each run but the first, since when its reward and its mismatch differ from those of the first."""
     keys = {COMPARED[name].quantity: COMPARED[name] for name in ("reward", "k3")}
-    found = [quantity_curves(viewing, run, [*keys], max_points=None) for run in runs]
+    found = [quantity_curves(viewing, run, [*keys]) for run in runs]
     sentences: list[list[str]] = [[] for _ in runs[1:]]
     for key, asked in keys.items():
         first, *others = (dict(curves[key].points()) for curves in found)
@@ -93,7 +93,9 @@ def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> figu
         raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(COMPARED)}")
     asked = COMPARED[name]
     runs = chosen_runs(viewing, run_ids)
-    curves = [(run.name or run.key, quantity_curves(viewing, run, (asked.quantity,))[asked.quantity]) for run in runs]
+    curves = [
+        (run.name or run.key, thinned(quantity_curves(viewing, run, (asked.quantity,))[asked.quantity])) for run in runs
+    ]
     return mismatch.comparison_figure(asked.title, asked.unit, curves, logarithmic=asked.logarithmic)
 
 

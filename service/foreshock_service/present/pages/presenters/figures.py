@@ -91,7 +91,7 @@ StepPlot = tuple[str, StepFigure]
 
 
 def mismatch_of_run(viewing: Viewing, run: Run, _: Asked) -> Figure | Missing:
-    found = curves_of(viewing, run.id, ("k3_kl",), max_points=None)
+    found = curves_of(viewing, run.id, ("k3_kl",))
     k3 = {name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW}
     return mismatch.mismatch_figure(k3, run.model_kind, _at_lag_zero(viewing, run, ("k3_kl",)).get("k3_kl"))
 
@@ -99,7 +99,7 @@ def mismatch_of_run(viewing: Viewing, run: Run, _: Asked) -> Figure | Missing:
 def _at_lag_zero(viewing: Viewing, run: Run, measures: Sequence[str]) -> dict[str, Curve]:
     """Return, for each step, the values of trainer/rollout that ranges judge; empty if every token is at lag 0."""
     columns = sorted({*measures, *lag_zero.LAG_ZERO_COLUMNS, "lag_mean"})
-    found = curves_of(viewing, run.id, columns, (TRAINER_ROLLOUT, STEP_ROW), max_points=None)
+    found = curves_of(viewing, run.id, columns, (TRAINER_ROLLOUT, STEP_ROW))
     of_tokens = found.get(TRAINER_ROLLOUT, {})
     if not any(any(of_tokens[each.column].values) for each in TOKENS_BY_LAG[1:] if each.column in of_tokens):
         return {}
@@ -118,7 +118,7 @@ def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing
     """Return the response lengths over steps, and the surge that starts the schedule."""
     names = {"Mean": "mean", "Median": "p50", "90th percentile": "p90", "Longest": "max"}
     columns = [f"response_length_{each}" for each in names.values()]
-    found = curves_of(viewing, run.id, columns, (STEP_ROW,), max_points=None).get(STEP_ROW, {})
+    found = curves_of(viewing, run.id, columns, (STEP_ROW,)).get(STEP_ROW, {})
     cap = {} if run.length_cap is None else {"cap": (float(run.length_cap), drawing.MUTED)}
     panels = [
         overview.Panel(name, asked.part(found.get(column, NOTHING)), lines=cap)
@@ -141,7 +141,7 @@ def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing
 
 def overview_panels(viewing: Viewing, run: Run, asked: Asked) -> list[overview.Panel]:
     """Return reward, mismatch, length, entropy, gradient norm and learning rate: measured, else as logged."""
-    curves = quantity_curves(viewing, run, tuple(_OVERVIEW.values()), max_points=None)
+    curves = quantity_curves(viewing, run, tuple(_OVERVIEW.values()))
     panels = []
     for title, key in _OVERVIEW.items():
         is_k3 = key == mismatch_rules.K3
@@ -195,7 +195,7 @@ def _lines_of_k3(viewing: Viewing, run: Run) -> dict[str, tuple[float, str]]:
 
 
 def scalars_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
-    curves = scalar_curves(viewing, run.id, asked.names, max_points=None) if asked.names else {}
+    curves = scalar_curves(viewing, run.id, asked.names) if asked.names else {}
     marks = alerts.marks_of(viewing, run.id)
     panels = [overview.Panel(name, asked.part(curves.get(name, NOTHING))) for name in asked.names]
     return overview.overview_figure(
@@ -209,7 +209,7 @@ def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
         "tail_2", "tail_asymmetry_ln2", "pareto_k", "mean_abs_d", "low_probability_abs_d", "ess_token",
         "max_d",
     )  # fmt: skip
-    found = curves_of(viewing, run.id, names, (TRAINER_ROLLOUT,), max_points=None).get(TRAINER_ROLLOUT, {})
+    found = curves_of(viewing, run.id, names, (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {})
     tail, asymmetry, shape, difference, low, ess, largest = (asked.part(found.get(name, NOTHING)) for name in names)
     fresh, kind = _at_lag_zero(viewing, run, ("tail_2", "mean_abs_d")), run.model_kind
     tail_range, shape_range = required_range("tail_2", kind), required_range("pareto_k", kind)

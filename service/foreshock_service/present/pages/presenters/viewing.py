@@ -13,7 +13,7 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Scalar
 from foreshock_service.present.pages.figures import Curve
 from foreshock_service.runs import attempts, scalars
-from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
+from foreshock_service.runs.curves import CurveQuery, read_curves
 from foreshock_service.watch.detection.states import observed_steps
 
 
@@ -27,26 +27,16 @@ class Viewing:
 
 
 NOTHING = Curve((), ())
-# A plot has fewer pixels than this. Down-sampling keeps extremes.
+# A plot has fewer pixels than this.
 MOST_POINTS = 2000
 
 
 def curves_of(
-    viewing: Viewing,
-    run_id: str,
-    measures: Sequence[str],
-    comparisons: Sequence[str] = (),
-    max_points: int | None = MOST_POINTS,
+    viewing: Viewing, run_id: str, measures: Sequence[str], comparisons: Sequence[str] = ()
 ) -> dict[str, dict[str, Curve]]:
-    """Return comparison → measure column → curve over the active steps; without `comparisons`, of all of them.
-
-    `max_points` None: every step, for conclusions that down-sampling would change.
-    """
-    query = CurveQuery(comparisons=comparisons, measures=measures, max_points=max_points)
-    return by_comparison(read_curves(viewing.session, viewing.context, viewing.principal, run_id, query))
-
-
-def by_comparison(curves: Curves) -> dict[str, dict[str, Curve]]:
+    """Return comparison → measure column → curve over the active steps; without `comparisons`, of all of them."""
+    query = CurveQuery(comparisons=comparisons, measures=measures, max_points=None)
+    curves = read_curves(viewing.session, viewing.context, viewing.principal, run_id, query)
     return {
         comparison: {
             measure: Curve(table.array("step").tolist(), columnar.floats_or_none(table.array(measure)))
@@ -56,12 +46,10 @@ def by_comparison(curves: Curves) -> dict[str, dict[str, Curve]]:
     }
 
 
-def scalar_curves(
-    viewing: Viewing, run_id: str, names: Sequence[str], max_points: int | None = MOST_POINTS
-) -> dict[str, Curve]:
+def scalar_curves(viewing: Viewing, run_id: str, names: Sequence[str]) -> dict[str, Curve]:
     """Return scalars by name over the active steps; the trainer's value wins over other sources."""
     active, settings = attempts.active_rows(viewing.session, run_id, Scalar), viewing.context.settings
-    read = partial(scalars.scalar_table, viewing.session, settings, run_id, active, max_points=max_points)
+    read = partial(scalars.scalar_table, viewing.session, settings, run_id, active, max_points=None)
     try:
         tables = [read(names=names)]
     except columnar.AnswerTooLarge:
@@ -79,31 +67,30 @@ def scalar_curves(
     }
 
 
-def quantity_curves(
-    viewing: Viewing, run: Run, quantities: Sequence[str], max_points: int | None = MOST_POINTS
-) -> dict[str, Curve]:
+def quantity_curves(viewing: Viewing, run: Run, quantities: Sequence[str]) -> dict[str, Curve]:
     """Return quantity → curve over the active steps: as measured, else as the run's trainer reports it."""
     keys = {quantity: quantity.split(":", 1) for quantity in quantities}
     pairs = [(comparison, column) for comparison, column in keys.values() if comparison != SCALARS]
     comparisons, columns = ([*dict.fromkeys(part)] for part in zip(*pairs, strict=True)) if pairs else ([], [])
-    measured = curves_of(viewing, run.id, columns, comparisons, max_points=max_points) if pairs else {}
+    measured = curves_of(viewing, run.id, columns, comparisons) if pairs else {}
     found = {each: measured.get(key[0], {}).get(key[1], NOTHING) for each, key in keys.items()}
     declared, missing = run.scalar_names or {}, [each for each, curve in found.items() if not curve]
     if missing:
-        reported = scalar_curves(viewing, run.id, names_of(missing, declared), max_points=None)
+        reported = scalar_curves(viewing, run.id, names_of(missing, declared))
         points = {name: dict(curve.points()) for name, curve in reported.items()}
         for each in missing:
             values = preferred_values(points, names_of([each], declared))
-            found[each] = _thinned(Curve(list(values), list(values.values())), max_points)
+            found[each] = Curve(list(values), list(values.values()))
     return found
 
 
-def _thinned(curve: Curve, max_points: int | None) -> Curve:
-    if max_points is None or len(curve.steps) <= max_points:
+def thinned(curve: Curve) -> Curve:
+    """Return at most MOST_POINTS of the points, with the extremes of neighbouring ones."""
+    if len(curve.steps) <= MOST_POINTS:
         return curve
     table = columnar.ColumnTable({"step": np.array(curve.steps), "value": np.array(curve.values, dtype=np.float64)})
-    kept = columnar.keep_extremes(table, (), ("value",), max_points)
-    return Curve(kept.array("step").tolist(), kept.array("value").tolist())
+    kept = columnar.keep_extremes(table, (), ("value",), MOST_POINTS)
+    return Curve(kept.array("step").tolist(), columnar.floats_or_none(kept.array("value")))
 
 
 def last_steps(session: Session, runs: Sequence[Run]) -> dict[str, int]:
