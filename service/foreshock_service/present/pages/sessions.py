@@ -40,7 +40,7 @@ class PageSession:
             return read(Viewing(self.context, session, self.principal), *arguments)
 
     def figure(self, present: Callable[..., Figure | Missing], *arguments: object) -> Response:
-        """Return the presenter's figure as JSON for `static/figures.js`."""
+        """Return the presenter's figure as JSON for `static/page.js`."""
         return rendering.json_response(self.request, self.look(present, *arguments).to_json())
 
     def page(self, template: str, present: Callable[..., object], *arguments: object) -> Response:

@@ -14,7 +14,6 @@ from foreshock_service.platform.security import Scope
 from foreshock_service.present.pages.presenters import report
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
 from foreshock_service.present.pages.presenters.report import SCREEN_LINES
-from foreshock_service.present.pages.presenters.saved import bundled
 from tests.service.keys import make_key
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import STEPS, Fleet, SentRun, Site
@@ -91,10 +90,6 @@ def test_names_of_a_run_are_text_in_its_file(visit: Visit, site: Site, tmp_path:
     assert page.evaluate("window.hacked") is None
     assert page.locator("h1").inner_text() == site.hostile.name
     visit.assert_clean()
-
-
-def test_modules_of_the_page_become_one_script() -> None:
-    assert not re.search(r"^(import|export) ", bundled(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from markupsafe import Markup
@@ -16,10 +15,7 @@ from foreshock_service.present.pages.presenters import alerts, figures
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, semantics_part
 from foreshock_service.present.pages.presenters.viewing import Viewing
 
-# The modules of a run's page, each after those that it imports.
-_MODULES = ("ask", "curves", "save", "figures", "page")
-_IMPORT = re.compile(r'^import (\{.+?\}) from "\./(\w+)\.js";$', re.MULTILINE)
-_EXPORT = re.compile(r"^export ((?:async function|function|const) (\w+))", re.MULTILINE)
+_SCRIPTS = ("theme.js", rendering.PLOTLY, "page.js")
 # Text of a run cannot contain them: its quotation marks are escaped.
 _LINK = re.compile(r' (href|data-steps)="(?=/)')
 
@@ -31,8 +27,8 @@ def saved_run(viewing: Viewing, run_id: str, origin: str) -> str:
     since a file would need every scalar.
     """
     page = run_page(viewing, run_id)
-    texts = {name: _asset(name) for name in ("foreshock.css", "theme.js", rendering.PLOTLY)} | {"script": bundled()}
-    scripts = [_hash_of(texts[name]) for name in ("theme.js", rendering.PLOTLY, "script")]
+    texts = {name: rendering.assets()[name].decode() for name in ("foreshock.css", *_SCRIPTS)}
+    scripts = [_hash_of(texts[name]) for name in _SCRIPTS]
     policy = (
         f"default-src 'none'; script-src {' '.join(scripts)}; "
         f"style-src-elem {_hash_of(texts['foreshock.css'])} {rendering.PLOTLY_STYLES}; "
@@ -47,7 +43,7 @@ def saved_run(viewing: Viewing, run_id: str, origin: str) -> str:
             "style": Markup(texts["foreshock.css"]),
             "theme": Markup(texts["theme.js"]),
             "plotly": Markup(texts[rendering.PLOTLY]),
-            "script": Markup(texts["script"]),
+            "script": Markup(texts["page.js"]),
             # JSON that cannot end the script element which holds it.
             "parts": Markup(json.dumps(parts, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")),
             "saved_at": now_us(),
@@ -68,24 +64,6 @@ def _parts(viewing: Viewing, run_id: str, page: Mapping[str, Any], origin: str) 
         f"{folder}/semantics": _absolute(_rendered("semantics.html", semantics_part(viewing, run_id)), origin),
         f"{folder}/probes": _absolute(_rendered("probes.html", probes_part(viewing, run_id)), origin),
     }
-
-
-@cache
-def bundled() -> str:
-    """Return the modules as one script: each is a function that returns what it exports."""
-    found = []
-    for name in _MODULES:
-        text = _asset(f"{name}.js")
-        exported = ", ".join(each[1] for each in _EXPORT.findall(text))
-        text = _EXPORT.sub(r"\1", text)
-        text = _IMPORT.sub(lambda each: f"const {each[1].replace(' as ', ': ')} = module_{each[2]};", text)
-        found.append(f"const module_{name} = await (async () => {{\n{text}\nreturn {{ {exported} }};\n}})();\n")
-    return "".join(found)
-
-
-@cache
-def _asset(name: str) -> str:
-    return rendering.assets()[name].decode()
 
 
 def _rendered(template: str, page: object) -> str:
