@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import os
@@ -10,7 +9,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Literal, TextIO
 
 Style = Literal["bold", "dim", "good", "warning", "critical"]
@@ -36,10 +34,6 @@ class Paint:
         stream = sys.stdout if stream is None else stream
         self._on = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
-    @classmethod
-    def off(cls) -> Paint:
-        return cls(io.StringIO())
-
     def __call__(self, text: str, style: Style | None) -> str:
         return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if self._on and style is not None else text
 
@@ -60,12 +54,6 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def count(value: int | None) -> str:
     return DASH if value is None else f"{value:,}"
-
-
-def moment(at_us: int | None) -> str:
-    if at_us is None:
-        return DASH
-    return datetime.fromtimestamp(at_us // 1_000_000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def sparkline(values: Sequence[float], width: int, *, logarithmic: bool = False) -> str:
@@ -115,17 +103,6 @@ def wrap(text: str, indent: str, first: str | None = None) -> list[str]:
     """Wrap `text` into lines of at most WIDTH, with `indent` (the first line with `first`)."""
     first = indent if first is None else first
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent) or [""]
-
-
-def section_title(text: str, paint: Paint, aside: str = "", style: Style | None = None) -> str:
-    """Return a section's title with a horizontal rule, and `aside` at its right end."""
-    rule = "─" * max(3, WIDTH - len(text) - len(aside) - (2 if aside else 1))
-    return f"{paint(text, 'bold')} {paint(rule, 'dim')}" + (f" {paint(aside, style)}" if aside else "")
-
-
-def note(text: str, paint: Paint) -> list[str]:
-    """Return a dimmed remark, wrapped and indented."""
-    return [paint(line, "dim") for line in wrap(text, "    ", "    ")]
 
 
 _WIDTH = 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import replace
@@ -182,7 +183,7 @@ FOUND = certificate(
 
 
 def test_text_has_a_line_for_each_row_and_says_why() -> None:
-    lines = certificate_lines(FOUND, Paint.off())
+    lines = certificate_lines(FOUND, Paint(io.StringIO()))
     text = "\n".join(lines)
     assert "4 conditions: 1 identical, 1 rounding, 1 different, 1 not tried" in text
     for name in ("prefill", "batch_1", "trainer/vllm.decode", "lora"):

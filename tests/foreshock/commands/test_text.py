@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshock.commands.text import WIDTH, Paint, count, moment, number, sparkline, table, wrap
+from foreshock.commands.text import WIDTH, Paint, count, number, sparkline, table, wrap
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,6 @@ def test_number_has_the_requested_digits(value: float, digits: int) -> None:
 
 def test_counts_and_times() -> None:
     assert (count(1234567), count(None)) == ("1,234,567", "–")
-    assert moment(1_767_225_600_000_000) == "2026-01-01 00:00 UTC"
 
 
 def test_sparkline_spans_minimum_to_maximum() -> None:

@@ -113,7 +113,7 @@ def test_the_headline_is_repeated_only_if_it_says_something_else(capsys: pytest.
         "Warning since step 12: k3 has risen.",
     ]
     shown = []
-    watched = _Watch(reading({}), "run_1", Paint.off(), None, 7, 7)
+    watched = _Watch(reading({}), "run_1", Paint(io.StringIO()), None, 7, 7)
     for headline in said:
         watched.reader = reading({}, headline)
         watched._print_diagnosis()

@@ -4,13 +4,14 @@ The sentences, numbers and tables are those of the pages; a curve is a line of b
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from foreshock import page_addresses
 from foreshock.api.attribution import AttributionRecord
 from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.runs import RunRecord
-from foreshock.commands.text import Paint, count, moment, note, section_title, sparkline, table, wrap
+from foreshock.commands.text import WIDTH, count, sparkline, table, wrap
 from foreshock.diagnosis.wording import plural
 from foreshock.model_kind import MODEL_KIND_NAMES
 from foreshock_service.platform.database.tables import Run
@@ -29,7 +30,6 @@ SCREEN_LINES = 40
 """Lines of a usual terminal."""
 _CURVE_WIDTH = 30
 _MOST_PROBES = 5
-_PLAIN = Paint.off()
 
 
 def report_of_run(viewing: Viewing, run_id: str, step: int | None, whole: bool, origin: str) -> str:
@@ -59,9 +59,15 @@ def report_of_run(viewing: Viewing, run_id: str, step: int | None, whole: bool, 
     return "\n".join(lines)
 
 
+def _title(text: str, aside: str = "") -> str:
+    """Return a section's title with a horizontal rule, and `aside` at its right end."""
+    rule = "─" * max(3, WIDTH - len(text) - len(aside) - (2 if aside else 1))
+    return f"{text} {rule} {aside}".rstrip()
+
+
 def _heading(viewing: Viewing, run: Run, page: Mapping[str, Any], panels: Sequence[overview.Panel]) -> list[str]:
     record: RunRecord = page["run"]
-    lines = [section_title(f"Foreshock · {record.title}", _PLAIN, record.state)]
+    lines = [_title(f"Foreshock · {record.title}", record.state)]
     described = {"model": record.model, "trainer": record.trainer, "engine": record.engine, "on": record.hardware}
     parts = [f"{label} {value}" for label, value in described.items() if value]
     if record.model_kind is not None:
@@ -77,7 +83,7 @@ def _heading(viewing: Viewing, run: Run, page: Mapping[str, Any], panels: Sequen
     if record.last_step is None:
         received = " of scalars, no rollouts yet"
     between = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
-    newest = moment(record.updated_at_us)
+    newest = f"{datetime.fromtimestamp(record.updated_at_us // 1_000_000, tz=UTC):%Y-%m-%d %H:%M UTC}"
     lines.append(f"  {plural(len(steps), 'step')} ({between}){received}; newest data {newest}")
     lines += wrap(page["incomplete"], "    ", "  ! ") if page["incomplete"] else []
     for fact in (page["coverage"], page["reference"]):
@@ -97,7 +103,7 @@ def _diagnosis(found: Diagnosis, most: int | None = None) -> list[str]:
         for sentence in sentences[:most]:
             lines += wrap(sentence, "      ", "    · ")
         if most is not None and len(sentences) > most:
-            lines += note(f"  and {len(sentences) - most} more", _PLAIN)
+            lines += [f"      and {len(sentences) - most} more"]
     return lines
 
 
@@ -133,7 +139,7 @@ def _of_run(viewing: Viewing, run_id: str, page: Mapping[str, Any]) -> list[str]
             lines += _links(links.newest_attribution(viewing, run_id))
         else:
             lines += _figure(figures.run_figure(viewing, run_id, plot.id, figures.Asked()), over_steps=plot.over_steps)
-    lines += ["", section_title("Alerts", _PLAIN, f"{page['alerts']} open" if page["alerts"] else "none open")]
+    lines += ["", _title("Alerts", f"{page['alerts']} open" if page["alerts"] else "none open")]
     for episode in page["episodes"]:
         for alert in episode:
             about = f"step {alert.step}, {alert.rule}, {alert.state}"
@@ -154,17 +160,17 @@ def _of_step(viewing: Viewing, run_id: str, step: int) -> list[str]:
         if plot.title != ATTRIBUTION_TITLE:
             lines += _figure(figures.step_figure(viewing, run_id, step, plot.id), over_steps=False)
     if page["comparisons"]:
-        lines += ["", section_title(f"Measures of {page['comparisons'][0]}, step {step}", _PLAIN)]
+        lines += ["", _title(f"Measures of {page['comparisons'][0]}, step {step}")]
         rows = [
             [row.name, row.values[0].text, row.values[0].tone, row.values[0].interval or ""]
             for group in page["measures"]
             for row in group.rows
         ]
         lines += table(["", "", "", ""], rows, left=(0, 2, 3))[1:]
-        lines += note(page["ranges_note"], _PLAIN) + note(page["intervals_note"], _PLAIN)
+        lines += wrap(page["ranges_note"], "    ") + wrap(page["intervals_note"], "    ")
         lines += wrap(page["interval_warning"], "    ", "  ! ") if page["interval_warning"] else []
     if page["step_measures"]:
-        lines += ["", section_title(f"Rollouts of step {step}", _PLAIN)]
+        lines += ["", _title(f"Rollouts of step {step}")]
         lines += table(["", ""], page["step_measures"])[1:]
     return lines
 
@@ -184,18 +190,18 @@ def _links(read: AttributionRecord | str | None) -> list[str]:
         for link in (*read.links, read.whole)
     ]
     scored = f"{count(read.rollouts)} rollouts, {count(read.tokens)} tokens"
-    lines = ["", section_title(f"{ATTRIBUTION_TITLE}, step {read.step}", _PLAIN, scored)]
+    lines = ["", _title(f"{ATTRIBUTION_TITLE}, step {read.step}", scored)]
     lines += table(["link (π/μ)", "k3", "above floors", "mean d", "rms d", "max |d|", "share"], rows, left=(0, 6))
     for sentence in links.sentences_of(read):
         lines += wrap(sentence, "      ", "    → ")
     for sentence in links.notes_of(read):
-        lines += note(sentence, _PLAIN)
+        lines += wrap(sentence, "    ")
     return lines
 
 
 def _figure(found: Figure | Missing, *, over_steps: bool) -> list[str]:
     """Return a figure as text: lines of blocks for its curves, or a table of its bars, and its words."""
-    lines = ["", section_title(found.title, _PLAIN)]
+    lines = ["", _title(found.title)]
     if isinstance(found, Missing):
         return [*lines, *wrap(found.why, "  ")]
     if over_steps:
@@ -208,7 +214,7 @@ def _figure(found: Figure | Missing, *, over_steps: bool) -> list[str]:
         header = [found.layout["xaxis"]["title"]["text"], *(str(trace["name"]) for trace in found.traces)]
         lines += table(header, [[name, *(number(column.get(name)) for column in columns)] for name in names])
     lines += wrap(found.summary, "  ")
-    return [*lines, *note(found.caption, _PLAIN)]
+    return [*lines, *wrap(found.caption, "    ")]
 
 
 def _curve_row(trace: drawing.Json, layout: drawing.Json) -> list[str]:
