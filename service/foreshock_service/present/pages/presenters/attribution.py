@@ -29,17 +29,17 @@ def newest_attribution(viewing: Viewing, run_id: str) -> AttributionRecord | str
     """Return the newest attribution of a run; without one, the reason why the newest replayed step has none."""
     why = None
     for step in attributions.newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
-        found = attribution_of(viewing, run_id, step, None)
+        found = attribution_of(viewing, run_id, step)
         if isinstance(found, AttributionRecord):
             return found
         why = why or found
     return why
 
 
-def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRecord | str | None:
+def attribution_of(viewing: Viewing, run_id: str, step: int) -> AttributionRecord | str | None:
     """Return the attribution of a step; the reason if its scores give none (yet); None if nothing was replayed."""
     try:
-        return attributions.attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
+        return attributions.attribution_of_step(viewing.session, viewing.principal, run_id, step, None)
     except attributions.AttributionNotFound:
         return None
     except (attributions.AttributionNotPossible, attributions.AttributionPending) as error:

@@ -280,7 +280,7 @@ BUCKET_PLOTS: Mapping[str, StepPlot] = {
 STEP_PLOTS: Mapping[str, StepPlot] = {
     "attribution": (
         ATTRIBUTION_TITLE,
-        lambda viewing, run, step: attribution.figure_of(attribution.attribution_of(viewing, run.id, step, None)),
+        lambda viewing, run, step: attribution.figure_of(attribution.attribution_of(viewing, run.id, step)),
     ),
     "buckets": BUCKET_PLOTS["buckets"],
     "tokens": (TOKENS_TITLE, rollout.tokens_of_step),

@@ -155,7 +155,7 @@ def _of_run(viewing: Viewing, run_id: str, page: Mapping[str, Any]) -> list[str]
 
 def _of_step(viewing: Viewing, run_id: str, step: int) -> list[str]:
     page = step_page(viewing, run_id, step)
-    lines = _links(links.attribution_of(viewing, run_id, step, None))
+    lines = _links(links.attribution_of(viewing, run_id, step))
     for plot in page["figures"]:
         if plot.title != ATTRIBUTION_TITLE:
             lines += _figure(figures.step_figure(viewing, run_id, step, plot.id), over_steps=False)

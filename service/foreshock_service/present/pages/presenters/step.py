@@ -67,7 +67,7 @@ def step_page(viewing: Viewing, run_id: str, number: int) -> dict[str, Any]:
         for comparison, table in curves.by_comparison().items()
     }
     comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
-    found = links.attribution_of(viewing, run_id, number, None)
+    found = links.attribution_of(viewing, run_id, number)
     attribution = found if isinstance(found, AttributionRecord) else None
     key = events.StepKey(run_id, step.attempt, number)
     measures = links.measure_groups(values, comparisons, run.model_kind)
