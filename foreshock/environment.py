@@ -163,12 +163,14 @@ class Environment(Record):
     def of_fingerprint(cls, fingerprint: Fingerprint) -> Environment:
         device = _device_of(fingerprint)
         on_cpu = device == CPU
-        kernels = mkl_kernels_of(fingerprint) if on_cpu else None
+        kernels, found, isa = mkl_kernels_of(fingerprint), instruction_set_of(fingerprint), fingerprint.cpu_isa
+        # An AVX of which the fingerprint does not show the level is unknown.
+        instruction_set = found.value if found else None if isa is None or isa.startswith("AVX") else isa.lower()
         names = (*_SETTINGS, *(CHOOSING_VARIABLES if on_cpu else ()))
         return cls(
             device=device,
-            instruction_set=_instruction_set_name(fingerprint) if on_cpu else None,
-            mkl_kernels=kernels.value if kernels is not None else None,
+            instruction_set=instruction_set if on_cpu else None,
+            mkl_kernels=kernels.value if on_cpu and kernels is not None else None,
             driver=fingerprint.driver if device is not None and not on_cpu else None,
             engine=fingerprint.engine,
             engine_version=fingerprint.engine_version,
@@ -302,12 +304,3 @@ def _device_of(fingerprint: Fingerprint) -> str | None:
     if name is None:
         return None
     return CPU if _CPU_NAME.search(name) else name
-
-
-def _instruction_set_name(fingerprint: Fingerprint) -> str | None:
-    """Return the name of the instruction set; None if the fingerprint does not show which of several it is."""
-    found = instruction_set_of(fingerprint)
-    if found is not None:
-        return found.value
-    isa = fingerprint.cpu_isa
-    return None if isa is None or isa.startswith("AVX") else isa.lower()

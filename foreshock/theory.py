@@ -210,6 +210,11 @@ def evaluate_theory(
         statistics.sum(name) / tokens if tokens else math.nan for name in ("chi2_token", "tv_token", "ratio_minus_one")
     )
     pinsker = pinsker_bound(chi2)
+    # The estimate is ½·E_μ[|1 − ρ| + 1 − ρ], which equals ½·E_μ|1 − ρ| only if E ρ = 1.
+    uncovered = (
+        f"the estimate of the total variation exceeds the bound, since the mean ratio is {1.0 + above:.4g}: ½√χ² is a "
+        "bound only if it is 1, that is if the logged μ sampled the tokens and covers π"
+    )
     lengths = summaries.column("n_tokens")
     longest = float(lengths.max()) if lengths.size else 0.0
     measured = int((lengths > 0).sum())
@@ -222,7 +227,7 @@ def evaluate_theory(
         horizon=horizon_bound(longest, delta_max),
         # The two are equal if all |1 − ρ| are equal; then chance decides which one is larger.
         pinsker=PinskerRecord(
-            bound=pinsker, tv_token=variation, notes=_uncovered(1.0 + above) if variation > 1.01 * pinsker else ()
+            bound=pinsker, tv_token=variation, notes=(uncovered,) if variation > 1.01 * pinsker else ()
         ),
         sequence_chi2=sequence_chi2(chi2, tokens / measured) if measured else None,
         gradient=noise,
@@ -241,12 +246,3 @@ def _step_noises(
     require(gradient_bound >= 0.0, f"a norm must be at least 0, got {gradient_bound}", "gradient_bound")
     norm = gradient_bound * bias.per_unit
     return alone, step_noise(learning_rate, noise.of_batch, norm) if math.isfinite(norm) else None
-
-
-def _uncovered(mean_ratio: float) -> tuple[str, ...]:
-    """Return the reason why the estimate of D_TV exceeds ½√χ².
-
-    The estimate is ½·E_μ[|1 − ρ| + 1 − ρ], which equals ½·E_μ|1 − ρ| only if E ρ = 1.
-    """
-    found = f"the estimate of the total variation exceeds the bound, since the mean ratio is {mean_ratio:.4g}"
-    return (f"{found}: ½√χ² is a bound only if it is 1, that is if the logged μ sampled the tokens and covers π",)

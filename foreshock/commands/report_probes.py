@@ -18,12 +18,9 @@ from foreshock.scorers import score_name
 
 
 def layers_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
-    pair = comparison_name(*(scorer["scorer"] for scorer in probe["scorers"]))
-    return layers_lines(next(each for each in answer["items"] if each["pair"] == pair))
-
-
-def layers_lines(comparison: Mapping[str, Any]) -> list[str]:
     """Return the places of the network from the embeddings to the head, and what the comparison shows."""
+    pair = comparison_name(*(scorer["scorer"] for scorer in probe["scorers"]))
+    comparison = next(each for each in answer["items"] if each["pair"] == pair)
     sizes = f"{count(comparison['states'])} states of {comparison['rollouts']} rollouts"
     lines = ["", f"  Hidden states of {comparison['compared']} against {comparison['reference']}, {sizes}:"]
     header = ["place", "relative L2", RANGE, "p99", "noise floor", ""]
@@ -48,13 +45,10 @@ def _compared_row(layer: Mapping[str, Any]) -> list[str]:
 
 
 def routing_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
+    """Return the agreement of each layer, and k3 and |d| of tokens with and without a difference."""
     names = [score_name(each["scorer"], each["variant"]) for each in probe["scorers"]]
     item = next(each for each in answer["items"] if [each["target"], each["behaviour"]] == names)
-    return routing_lines(parse(RoutingComparison, item))
-
-
-def routing_lines(comparison: RoutingComparison) -> list[str]:
-    """Return the agreement of each layer, and k3 and |d| of tokens with and without a difference."""
+    comparison = parse(RoutingComparison, item)
     found = comparison.measures
     lines = [
         "",

@@ -37,7 +37,12 @@ _SWITCHED_ON_BY = {
 
 def _find(path: Path) -> list[Dump]:
     """Return the steps in `path`: a file, the folder of the files, or a log folder with one experiment below."""
-    return find_numbered(path, _NAME) or (_in_experiment(path) if path.is_dir() else [])
+    found = find_numbered(path, _NAME)
+    if found or not path.is_dir():
+        return found
+    # The newest experiment `exp_NNN`, which NeMo-RL makes in its log folder at each start.
+    experiments = sorted(folder for folder in path.glob("exp_*") if folder.is_dir() and find_numbered(folder, _NAME))
+    return find_numbered(experiments[-1], _NAME) if experiments else []
 
 
 def _read(dump: Dump, options: ReadOptions) -> ImportedStep:
@@ -53,15 +58,13 @@ def _read(dump: Dump, options: ReadOptions) -> ImportedStep:
     return ImportedStep(dump.step, (batch,), {}, tuple(notes))
 
 
-def _in_experiment(path: Path) -> list[Dump]:
-    """Return the steps of the newest experiment `exp_NNN`, which NeMo-RL makes in its log folder at each start."""
-    experiments = sorted(folder for folder in path.glob("exp_*") if folder.is_dir() and find_numbered(folder, _NAME))
-    return find_numbered(experiments[-1], _NAME) if experiments else []
-
-
 def _rows(dump: Dump, options: ReadOptions) -> Iterator[tuple[Row, float | None]]:
     for index, (place, line) in enumerate(read_lines(dump.files[0], options.limits)):
-        values = {name: _unsliced(value) for name, value in line.items()}
+        # A slice [1, S] of the batch is the list of one rollout.
+        values = {
+            name: value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list) else value
+            for name, value in line.items()
+        }
         tokens = integers(required(values, "token_ids", place), place, "token_ids")
         trained = mask(required(values, "token_loss_mask", place), place, "token_loss_mask", tokens.size)
         length = number(_only(required(values, "input_lengths", place)), place, "input_lengths")
@@ -85,11 +88,6 @@ def _rows(dump: Dump, options: ReadOptions) -> Iterator[tuple[Row, float | None]
 
 
 _FIELDS = {"rollout_log_probs": "generation_logprobs", "trainer_log_probs": "prev_logprobs", "advantage": "advantages"}
-
-
-def _unsliced(value: Any) -> Any:
-    """Return the list of one rollout from a slice [1, S] of the batch; other values unchanged."""
-    return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list) else value
 
 
 def _only(value: Any) -> Any:

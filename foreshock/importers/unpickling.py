@@ -89,7 +89,7 @@ class Storage:
 class Tensor:
     """A tensor that was not rebuilt yet."""
 
-    def __init__(self, storage: Any, offset: Any, shape: Any, stride: Any) -> None:
+    def __init__(self, storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> None:
         if not isinstance(storage, Storage):
             raise UnsafePickleError("a tensor without a storage")
         self._storage = storage
@@ -179,10 +179,6 @@ class _Unpickler(pickle.Unpickler):
         raise UnsafePickleError(f"the name {module}.{name}, which is no plain data")
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
-    return Tensor(storage, offset, shape, stride)
-
-
 def _tensor_batch(_: Any, state: Any) -> TensorBatch:
     batch = TensorBatch()
     batch.__setstate__(state)
@@ -256,9 +252,9 @@ _KNOWN: dict[tuple[str, str], Any] = {
     ("builtins", "complex"): complex,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
-    ("torch._utils", "_rebuild_tensor"): _tensor,
-    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    ("torch._utils", "_rebuild_tensor_v3"): _tensor,
+    ("torch._utils", "_rebuild_tensor"): Tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): Tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): Tensor,
     ("torch", "device"): _text,
     ("torch", "Size"): tuple,
     ("numpy", "ndarray"): Opaque,

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from foreshock.api.records import to_json
 from foreshock.commands.probe import _request, command
-from foreshock.commands.report_probes import layers_lines, routing_lines
+from foreshock.commands.report_probes import layers_of_answer, routing_of_answer
 from foreshock.errors import ConfigurationError
 from foreshock.measures.routing import measure_routing
 from foreshock.probe_kinds import DOCTOR, LAYERS, ROUTING
@@ -28,6 +29,7 @@ def layer(name: str, level: float | None, *, departs: bool = False) -> dict[str,
 
 def test_table_has_a_row_for_each_place() -> None:
     comparison = {
+        "pair": "torch.trainer/torch.float32",
         "compared": "torch.trainer",
         "reference": "torch.float32",
         "states": 4321,
@@ -36,7 +38,8 @@ def test_table_has_a_row_for_each_place() -> None:
         "layers": [layer("embeddings", None), layer("layers.0", 1.5e-3, departs=True), layer("norm", 2e-3)],
         "sentence": "They depart first at layers.0.",
     }
-    lines = layers_lines(comparison)
+    probe = {"scorers": [{"scorer": "torch.trainer"}, {"scorer": "torch.float32"}]}
+    lines = layers_of_answer({"items": [comparison]}, probe)
     assert lines[1] == "  Hidden states of torch.trainer against torch.float32, 4,321 states of 64 rollouts:"
     (row,) = [line.split() for line in lines if line.strip().startswith("layers.0")]
     assert row == ["layers.0", "0.00150", "7.50e-4", "…", "0.00300", "0.00150", "3.00e-7", "departs"]
@@ -61,7 +64,8 @@ def lines(differing: NDArray[Any], d: NDArray[np.float64]) -> str:
         target="torch.trainer", behaviour="vllm.prefill", target_fingerprint=made, behaviour_fingerprint=made,
         measures=found,
     )  # fmt: skip
-    return "\n".join(routing_lines(comparison))
+    scorers = [{"scorer": name, "variant": ""} for name in ("torch.trainer", "vllm.prefill")]
+    return "\n".join(routing_of_answer({"items": [to_json(comparison)]}, {"scorers": scorers}))
 
 
 def test_text_names_the_layer_and_the_cost() -> None:

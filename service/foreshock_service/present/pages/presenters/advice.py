@@ -72,12 +72,6 @@ def lowered_in_words(state: AdviceState, now: int) -> str | None:
     return f"lowered by {by} at step {step}"
 
 
-def outlook_of(state: AdviceState, now: int) -> int:
-    if state.schedule is None or state.scale(now) <= state.schedule.floor:
-        return now + max(SHORTEST_OUTLOOK, now // 10)
-    return now + BOUNDARIES_AHEAD * state.schedule.decay_period
-
-
 def advice_of(viewing: Viewing, run_id: str) -> schemas.AdviceRead:
     return service.read_advice(viewing.session, viewing.principal, run_id, None)
 
@@ -148,7 +142,9 @@ def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
     if advice.observed_step is None:
         return None
     now = advice.observed_step
-    end = outlook_of(state, now)
+    end = now + max(SHORTEST_OUTLOOK, now // 10)
+    if state.schedule is not None and state.scale(now) > state.schedule.floor:
+        end = now + BOUNDARIES_AHEAD * state.schedule.decay_period
     applied, acknowledged = advice.applied, []
     if applied is not None and applied.scale is not None:
         acknowledged.append((applied.step, applied.scale))
