@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Form, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Form, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
@@ -25,6 +25,7 @@ from foreshock_service.present.pages.presenters import (
     saved,
 )
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalars_part, semantics_part
+from foreshock_service.present.pages.presenters.run_list import Text
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.replay.certificates import Identifier
 from foreshock_service.replay.probes import schemas, service
@@ -40,33 +41,20 @@ parts = APIRouter(prefix="/pages", include_in_schema=False)
 static = APIRouter(include_in_schema=False)
 ROUTERS = (static, parts, pages)
 LONGEST_SAMPLE_ID = 1024
-Asked = Annotated[str, Query(max_length=200, pattern=parameters.NO_NUL)]
-ScalarsOfFigure = Annotated[
-    Sequence[Annotated[str, StringConstraints(max_length=200, pattern=parameters.NO_NUL)]], Query(max_length=24)
-]
 ComparedRuns = Annotated[Sequence[Annotated[str, StringConstraints(pattern=parameters.NO_NUL)]], Query(max_length=100)]
 
 
 @pages.get("/")
-def show_runs(
-    visitor: sessions.ReaderSession,
-    search: Asked = "",
-    project: Asked = "",
-    model: Asked = "",
-    tag: Asked = "",
-    state: Asked = "",
-    verdict: Asked = "",
-    sort: Asked = "",
-    group: Asked = "",
-    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
-) -> Response:
-    query = run_list.RunsQuery(search.strip(), project, model, tag, state, verdict, sort, group, page)
+def show_runs(visitor: sessions.ReaderSession, query: Annotated[run_list.RunsQuery, Depends()]) -> Response:
     return visitor.page("runs.html", run_list.runs_page, query)
 
 
 @pages.get("/alerts")
 def show_alerts(
-    visitor: sessions.ReaderSession, cursor: pagination.Cursor = None, state: Asked = "open", severity: Asked = ""
+    visitor: sessions.ReaderSession,
+    cursor: pagination.Cursor = None,
+    state: Text = "open",
+    severity: Text = "",
 ) -> Response:
     return visitor.page("alerts.html", alerts.alerts_page, state, severity, cursor)
 
@@ -82,7 +70,7 @@ def show_certificates(visitor: sessions.ReaderSession, cursor: pagination.Cursor
 
 
 @pages.get("/certificates/{certificate}")
-def show_certificate(certificate: Identifier, visitor: sessions.ReaderSession, against: Asked = "") -> Response:
+def show_certificate(certificate: Identifier, visitor: sessions.ReaderSession, against: Text = "") -> Response:
     return visitor.page("certificate.html", certificates.certificate_page, certificate, against)
 
 
@@ -199,14 +187,9 @@ def back_to_run(context: ServiceContext, visitor: sessions.PageSession, run_id: 
 
 @parts.get("/runs/{run}/figures/{name}.json")
 def run_figure(
-    run: RunIdentifier,
-    name: str,
-    visitor: sessions.ReaderSession,
-    from_step: parameters.FromStep = 0,
-    to_step: parameters.ToStep = parameters.LARGEST_STEP,
-    scalar: ScalarsOfFigure = (),
+    run: RunIdentifier, name: str, visitor: sessions.ReaderSession, asked: Annotated[figures.Asked, Depends()]
 ) -> Response:
-    return visitor.figure(figures.run_figure, run, name, figures.Asked(from_step, to_step, scalar))
+    return visitor.figure(figures.run_figure, run, name, asked)
 
 
 @parts.get("/runs/{run}/file")
@@ -244,7 +227,7 @@ def run_semantics(run: RunIdentifier, visitor: sessions.ReaderSession) -> Respon
 
 
 @parts.get("/runs/{run}/scalars")
-def run_scalars(run: RunIdentifier, visitor: sessions.ReaderSession, name: Asked = "") -> Response:
+def run_scalars(run: RunIdentifier, visitor: sessions.ReaderSession, name: Text = "") -> Response:
     return visitor.page("scalars.html", scalars_part, run, name)
 
 

@@ -4,7 +4,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from fastapi import Query
+from pydantic import StringConstraints
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis import lag_zero, mismatch_rules, quantities
@@ -45,13 +48,18 @@ class FigureNotFound(problem.ProblemError, status=404, problem_type="figure-not-
     """There is no figure of this name."""
 
 
+Scalars = Annotated[
+    Sequence[Annotated[str, StringConstraints(max_length=200, pattern=parameters.NO_NUL)]], Query(max_length=24)
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The request for a figure of a run: a range of steps, and the names of scalars."""
 
-    from_step: int = 0
-    to_step: int = parameters.LARGEST_STEP
-    names: Sequence[str] = ()
+    from_step: parameters.FromStep = 0
+    to_step: parameters.ToStep = parameters.LARGEST_STEP
+    scalar: Scalars = ()
 
     def part(self, curve: Curve) -> Curve:
         start = bisect_left(curve.steps, self.from_step)
@@ -195,9 +203,9 @@ def _lines_of_k3(viewing: Viewing, run: Run) -> dict[str, tuple[float, str]]:
 
 
 def scalars_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
-    curves = scalar_curves(viewing, run.id, asked.names) if asked.names else {}
+    curves = scalar_curves(viewing, run.id, asked.scalar) if asked.scalar else {}
     marks = alerts.marks_of(viewing, run.id)
-    panels = [overview.Panel(name, asked.part(curves.get(name, NOTHING))) for name in asked.names]
+    panels = [overview.Panel(name, asked.part(curves.get(name, NOTHING))) for name in asked.scalar]
     return overview.overview_figure(
         "Logged scalars", overview.legend_of(marks), panels, marks, why_missing="These scalars have no finite value."
     )

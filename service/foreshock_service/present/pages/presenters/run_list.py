@@ -3,10 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
+from fastapi import Query
+
 from foreshock.api import diagnosis
+from foreshock_service.platform import parameters
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.figures import drawing
 from foreshock_service.present.pages.presenters.viewing import Viewing, last_steps
@@ -15,6 +18,7 @@ from foreshock_service.runs.runs import every_run, run_records
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import observed_steps
 
+Text = Annotated[str, Query(max_length=200, pattern=parameters.NO_NUL)]
 RUNS_ON_A_PAGE = 50
 VERDICTS: tuple[diagnosis.Verdict, ...] = ("critical", "warning", "unknown", "healthy")
 """The worst first."""
@@ -26,19 +30,19 @@ GROUPS = ("project", "model", "tag")
 class RunsQuery:
     """A visitor's filter, order and page of the list; empty: no restriction. A leading "-" reverses `sort`."""
 
-    search: str = ""
-    project: str = ""
-    model: str = ""
-    tag: str = ""
-    state: str = ""
-    verdict: str = ""
-    sort: str = ""
-    group: str = ""
-    page: int = 1
+    search: Text = ""
+    project: Text = ""
+    model: Text = ""
+    tag: Text = ""
+    state: Text = ""
+    verdict: Text = ""
+    sort: Text = ""
+    group: Text = ""
+    page: Annotated[int, Query(ge=1, le=100_000)] = 1
 
     @property
     def is_filtered(self) -> bool:
-        return any((self.search, self.project, self.model, self.tag, self.state, self.verdict))
+        return any((self.search.strip(), self.project, self.model, self.tag, self.state, self.verdict))
 
     def address(self, **changes: str | int) -> str:
         """Return the address of the list with these changes, on its first page unless `changes` names a page."""
@@ -48,7 +52,7 @@ class RunsQuery:
 
     def matches(self, run: Run, verdict: str) -> bool:
         return (
-            self.search.casefold() in f"{run.name or ''}\n{run.key}".casefold()
+            self.search.strip().casefold() in f"{run.name or ''}\n{run.key}".casefold()
             and self.project in ("", run.project)
             and self.model in ("", run.model)
             and (not self.tag or self.tag in run.tags)
