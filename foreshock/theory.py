@@ -13,14 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreshock.api.steps import (
-    BiasRecord,
-    GradientRecord,
-    HorizonRecord,
-    PinskerRecord,
-    SequenceChi2Record,
-    StepNoiseRecord,
-)
+from foreshock.api import steps
 from foreshock.corrections.sequences import incomplete_notes, mean, undersampling_notes
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
@@ -28,7 +21,7 @@ from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.rollout_summaries import RolloutSummaries
 
 
-def bias_bound(summaries: RolloutSummaries) -> BiasRecord:
+def bias_bound(summaries: RolloutSummaries) -> steps.BiasRecord:
     """Return B·E_μ[|ρ_seq − 1|·T·|R|] per unit of B, over the whole rollouts with a reward; a note counts the others.
 
     Source: ‖E_μ[f] − E_π[f]‖ ≤ E_μ[|1 − ρ_seq|·‖f‖] with ‖f‖ ≤ B·T·|R|.
@@ -42,7 +35,9 @@ def bias_bound(summaries: RolloutSummaries) -> BiasRecord:
     chosen = whole & np.isfinite(reward)
     if not chosen.any():
         nothing = dict.fromkeys(("per_unit", "low", "high", "trivial", "mean_length", "largest_reward"), math.nan)
-        return BiasRecord(**nothing, sequences=0, longest=0, notes=("no measured rollout has a reward", *incomplete))
+        return steps.BiasRecord(
+            **nothing, sequences=0, longest=0, notes=("no measured rollout has a reward", *incomplete)
+        )
     lengths, rewards = tokens[chosen].astype(np.float64), np.abs(reward[chosen])
     with np.errstate(over="ignore", invalid="ignore"):
         terms = np.where(rewards > 0.0, np.abs(np.expm1(summaries.column("sum_d")[chosen])) * lengths * rewards, 0.0)
@@ -51,7 +46,7 @@ def bias_bound(summaries: RolloutSummaries) -> BiasRecord:
     average, largest = mean(lengths), float(rewards.max())
     per_unit, trivial = mean(terms), 2.0 * average * largest
     vacuous = ("no better than the trivial bound",) if per_unit >= trivial > 0.0 else ()
-    return BiasRecord(
+    return steps.BiasRecord(
         per_unit=per_unit,
         low=interval.low,
         high=interval.high,
@@ -64,7 +59,7 @@ def bias_bound(summaries: RolloutSummaries) -> BiasRecord:
     )
 
 
-def horizon_bound(length: float, delta_max: float | None = None) -> HorizonRecord:
+def horizon_bound(length: float, delta_max: float | None = None) -> steps.HorizonRecord:
     """Return 2·Δmax·T² of Li et al., *When Speed Kills Stability*, part 2; `length` T is that of the longest sequence.
 
     `delta_max` is the largest exact total variation over the visited states, computed from whole distributions;
@@ -75,10 +70,12 @@ def horizon_bound(length: float, delta_max: float | None = None) -> HorizonRecor
     trivial = 2.0 * length
     if delta_max is None:
         reason = "Δmax is a supremum over states: it needs whole distributions, not log-probs of sampled tokens"
-        return HorizonRecord(value=math.nan, trivial=trivial, vacuous=False, delta_max=math.nan, not_estimable=reason)
+        return steps.HorizonRecord(
+            value=math.nan, trivial=trivial, vacuous=False, delta_max=math.nan, not_estimable=reason
+        )
     require(0.0 <= delta_max <= 1.0, f"a total variation must lie between 0 and 1, got {delta_max}", "delta_max")
     value, vacuous = 2.0 * delta_max * length * length, delta_max * length >= 1.0
-    return HorizonRecord(value=value, trivial=trivial, vacuous=vacuous, delta_max=delta_max)
+    return steps.HorizonRecord(value=value, trivial=trivial, vacuous=vacuous, delta_max=delta_max)
 
 
 def pinsker_bound(chi2: float) -> float:
@@ -93,7 +90,7 @@ def pinsker_bound(chi2: float) -> float:
     return 0.5 * math.sqrt(chi2)
 
 
-def sequence_chi2(chi2_token: float, length: float) -> SequenceChi2Record:
+def sequence_chi2(chi2_token: float, length: float) -> steps.SequenceChi2Record:
     """Return (1 + χ²)^T from the token mean of χ²(π‖μ) and a length in tokens.
 
     Part 2 of *When Speed Kills Stability* bounds the variance of sequence weights by it, with a χ² that holds at every
@@ -107,7 +104,7 @@ def sequence_chi2(chi2_token: float, length: float) -> SequenceChi2Record:
         value = math.exp(logarithm)
     except OverflowError:
         value = math.inf
-    return SequenceChi2Record(value=value, log10=logarithm / math.log(10.0), chi2_token=chi2_token, length=length)
+    return steps.SequenceChi2Record(value=value, log10=logarithm / math.log(10.0), chi2_token=chi2_token, length=length)
 
 
 def require(holds: bool, message: str, argument: str) -> None:
@@ -130,7 +127,7 @@ class GradientNorms:
     batch_prompts: float
 
 
-def gradient_noise(norms: GradientNorms) -> GradientRecord:
+def gradient_noise(norms: GradientNorms) -> steps.GradientRecord:
     """Return V̂ = (‖g_b‖² − ‖g_B‖²) / (1/b − 1/B) and the quantities that follow from it.
 
     V̂ is the trace of the covariance of one prompt's gradient; the noise scale is NaN if the signal is not positive.
@@ -157,12 +154,12 @@ def gradient_noise(norms: GradientNorms) -> GradientRecord:
         ("V̂ is negative: by chance, or because the micro-batches are not split by prompt",) if variance < 0.0 else ()
     )
     parity = variance / signal if signal > 0.0 else math.nan
-    return GradientRecord(
+    return steps.GradientRecord(
         variance=variance, of_batch=variance / large, signal=signal, batch_prompts_for_parity=parity, notes=notes
     )
 
 
-def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) -> StepNoiseRecord:
+def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) -> steps.StepNoiseRecord:
     """Return the noise term at η and at η/2; `variance` is that of the gradient of the step, V̂ / B.
 
     Raises InvalidArgumentError for a learning rate or a bias that is negative or not finite.
@@ -171,7 +168,7 @@ def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) ->
         require(math.isfinite(value) and value >= 0.0, f"must be finite and at least 0, got {value}", argument)
     square, half = variance + bias_norm * bias_norm, 0.5 * learning_rate
     at_rate, at_half = 0.5 * learning_rate * learning_rate * square, 0.5 * half * half * square
-    return StepNoiseRecord(at_learning_rate=at_rate, at_half=at_half, bias_norm=bias_norm)
+    return steps.StepNoiseRecord(at_learning_rate=at_rate, at_half=at_half, bias_norm=bias_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +178,13 @@ class Theory:
     `step_noise_with_bias` also counts the bias at its bound; None without B or if that bound overflows.
     """
 
-    bias: BiasRecord
-    horizon: HorizonRecord
-    pinsker: PinskerRecord
-    sequence_chi2: SequenceChi2Record | None
-    gradient: GradientRecord | None
-    step_noise: StepNoiseRecord | None
-    step_noise_with_bias: StepNoiseRecord | None
+    bias: steps.BiasRecord
+    horizon: steps.HorizonRecord
+    pinsker: steps.PinskerRecord
+    sequence_chi2: steps.SequenceChi2Record | None
+    gradient: steps.GradientRecord | None
+    step_noise: steps.StepNoiseRecord | None
+    step_noise_with_bias: steps.StepNoiseRecord | None
 
 
 def evaluate_theory(
@@ -219,26 +216,26 @@ def evaluate_theory(
     longest = float(lengths.max()) if lengths.size else 0.0
     measured = int((lengths > 0).sum())
     noise = gradient_noise(norms) if norms is not None else None
-    steps: tuple[StepNoiseRecord | None, StepNoiseRecord | None] = (None, None)
+    noises: tuple[steps.StepNoiseRecord | None, steps.StepNoiseRecord | None] = (None, None)
     if noise is not None and learning_rate is not None:
-        steps = _step_noises(noise, learning_rate, gradient_bound, bias)
+        noises = _step_noises(noise, learning_rate, gradient_bound, bias)
     return Theory(
         bias=bias,
         horizon=horizon_bound(longest, delta_max),
         # The two are equal if all |1 − ρ| are equal; then chance decides which one is larger.
-        pinsker=PinskerRecord(
+        pinsker=steps.PinskerRecord(
             bound=pinsker, tv_token=variation, notes=(uncovered,) if variation > 1.01 * pinsker else ()
         ),
         sequence_chi2=sequence_chi2(chi2, tokens / measured) if measured else None,
         gradient=noise,
-        step_noise=steps[0],
-        step_noise_with_bias=steps[1],
+        step_noise=noises[0],
+        step_noise_with_bias=noises[1],
     )
 
 
 def _step_noises(
-    noise: GradientRecord, learning_rate: float, gradient_bound: float | None, bias: BiasRecord
-) -> tuple[StepNoiseRecord, StepNoiseRecord | None]:
+    noise: steps.GradientRecord, learning_rate: float, gradient_bound: float | None, bias: steps.BiasRecord
+) -> tuple[steps.StepNoiseRecord, steps.StepNoiseRecord | None]:
     """Return the noise term of the variance alone, and with B also the one with the bias at its bound."""
     alone = step_noise(learning_rate, noise.of_batch)
     if gradient_bound is None:

@@ -125,37 +125,37 @@ def import_dumps(
 class _Importing:
     """One import: what was logged, and the remarks that were already printed."""
 
-    _client: Client
-    _kind: DumpFormat
-    _options: ReadOptions
-    _arguments: argparse.Namespace
-    _start: Callable[[], None]
+    client: Client
+    kind: DumpFormat
+    options: ReadOptions
+    arguments: argparse.Namespace
+    start: Callable[[], None]
     is_started: bool = False
     interrupted: bool = False
-    _remarks: set[str] = field(default_factory=set)
-    _steps: list[int] = field(default_factory=list)
-    _rollouts: int = 0
-    _names: set[str] = field(default_factory=set)
-    _lost: int = 0
+    remarks: set[str] = field(default_factory=set)
+    steps: list[int] = field(default_factory=list)
+    rollouts: int = 0
+    names: set[str] = field(default_factory=set)
+    lost: int = 0
 
     def __post_init__(self) -> None:
-        self._path: Path = self._arguments.paths[0]
+        self.path: Path = self.arguments.paths[0]
 
     def once(self) -> int:
         """Import all finished dumps that are there.
 
         Raises RolloutsError for the first one that is invalid, and ConfigurationError if there is none.
         """
-        for dump in find_dumps(self._kind.name, self._path):
+        for dump in find_dumps(self.kind.name, self.path):
             if dump.finished is False:
                 self._remark(
                     f"step {dump.step} is not finished (no STABLE file) and was left out; use --follow to wait"
                 )
                 continue
-            self._log(self._kind.read(dump, self._options))
+            self._log(self.kind.read(dump, self.options))
         if not self.is_started:
-            raise ConfigurationError(f"no dump in {str(self._path)!r} is finished")
-        wait_for_delivery(self._client)
+            raise ConfigurationError(f"no dump in {str(self.path)!r} is finished")
+        wait_for_delivery(self.client)
         return 0
 
     def follow(self) -> int:
@@ -168,12 +168,12 @@ class _Importing:
         newest = time.monotonic()
         with _interruptible():
             try:
-                while self._arguments.until_idle is None or time.monotonic() - newest < self._arguments.until_idle:
+                while self.arguments.until_idle is None or time.monotonic() - newest < self.arguments.until_idle:
                     for dump, files in self._finished(seen):
                         if dump.step in done or refused.get(dump.step) == files:
                             continue
                         try:
-                            self._log(self._kind.read(dump, self._options))
+                            self._log(self.kind.read(dump, self.options))
                             self._deliver()
                         except (RolloutsError, Rejected) as error:
                             # Such as a half-written file: it is read again when it has changed.
@@ -196,7 +196,7 @@ class _Importing:
 
     def _finished(self, seen: dict[int, tuple[_Files, float]]) -> Iterator[tuple[Dump, _Files]]:
         """Yield the dumps with their marker; those without one if their files have not changed for `--settle`."""
-        for dump in self._kind.find(self._path) if self._path.exists() else ():
+        for dump in self.kind.find(self.path) if self.path.exists() else ():
             try:
                 files = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in dump.files)
             except OSError:
@@ -204,25 +204,25 @@ class _Importing:
                 continue
             if dump.step not in seen or seen[dump.step][0] != files:
                 seen[dump.step] = files, time.monotonic()
-            settled = time.monotonic() - seen[dump.step][1] >= self._arguments.settle
+            settled = time.monotonic() - seen[dump.step][1] >= self.arguments.settle
             if not dump.missing and (settled if dump.finished is None else dump.finished):
                 yield dump, files
 
     def summarise(self, reader: Reader) -> None:
-        known = self._client.counters.duplicates
-        steps = plural(len(self._steps), "step")
-        if self._steps:
-            first, last = self._steps[0], self._steps[-1]
-            steps += f" ({first})" if len(self._steps) == 1 else f" ({first} to {last})"
+        known = self.client.counters.duplicates
+        steps = plural(len(self.steps), "step")
+        if self.steps:
+            first, last = self.steps[0], self.steps[-1]
+            steps += f" ({first})" if len(self.steps) == 1 else f" ({first} to {last})"
         already = f", {plural(known, 'shard')} of them already stored" if known else ""
-        url = run_url(reader.connection.url, self._client.project, self._client.run_key)
-        if self._names:
-            print("\n".join(names_read("scalars of the dumps", *recognised(self._names))))
-        print(f"{steps} with {plural(self._rollouts, 'rollout')} imported{already}; run {self._client.run_id}: {url}")
+        url = run_url(reader.connection.url, self.client.project, self.client.run_key)
+        if self.names:
+            print("\n".join(names_read("scalars of the dumps", *recognised(self.names))))
+        print(f"{steps} with {plural(self.rollouts, 'rollout')} imported{already}; run {self.client.run_id}: {url}")
 
     def _start_run(self) -> None:
         if not self.is_started:
-            self._start()
+            self.start()
             self.is_started = True
 
     def _log(self, step: ImportedStep) -> None:
@@ -231,31 +231,31 @@ class _Importing:
             self._remark(note)
         for count, sentence in step.left_out:
             self._remark(f"step {step.step}: {sentence}")
-            self._client.note_left_out(count, f"step {step.step}: {sentence}")
+            self.client.note_left_out(count, f"step {step.step}: {sentence}")
         for shard, batch in enumerate(step.batches):
-            self._client.log_rollouts(step.step, batch, shard=shard, shards=len(step.batches), copy=False)
-        self._names |= step.scalars.keys()
+            self.client.log_rollouts(step.step, batch, shard=shard, shards=len(step.batches), copy=False)
+        self.names |= step.scalars.keys()
         if step.scalars:
-            self._client.log_scalars(step.step, step.scalars)
+            self.client.log_scalars(step.step, step.scalars)
         rollouts = sum(batch.num_rollouts for batch in step.batches)
         tokens = sum(batch.num_tokens for batch in step.batches)
-        self._steps.append(step.step)
-        self._rollouts += rollouts
+        self.steps.append(step.step)
+        self.rollouts += rollouts
         scalars = f", {plural(len(step.scalars), 'scalar')}" if step.scalars else ""
         print(f"step {step.step}: {plural(rollouts, 'rollout')}, {plural(tokens, 'token')}{scalars}", flush=True)
 
     def _deliver(self) -> None:
         """Wait for the service, however long it takes. Raises Rejected for items of this step."""
-        while (status := self._client.flush(2.0)).undelivered:
+        while (status := self.client.flush(2.0)).undelivered:
             self._remark(f"waiting for the service: {status.reason or 'no answer yet'}")
-        lost = losses_of(self._client)
-        if lost > self._lost:
-            self._lost = lost
-            refuse_losses(self._client)
+        lost = losses_of(self.client)
+        if lost > self.lost:
+            self.lost = lost
+            refuse_losses(self.client)
 
     def _remark(self, text: str) -> None:
-        if text not in self._remarks:
-            self._remarks.add(text)
+        if text not in self.remarks:
+            self.remarks.add(text)
             print(f"note: {text}", file=sys.stderr, flush=True)
 
 

@@ -23,14 +23,8 @@ from foreshock.api.runs import LARGEST_STEP
 from foreshock.client.client import Client
 from foreshock.client.connection import run_url
 from foreshock.client.reader import Reader
+from foreshock.commands import import_dumps
 from foreshock.commands.command import Command, add_service_options, connect
-from foreshock.commands.import_dumps import (
-    add_dump_options,
-    add_sampling_options,
-    chosen_format,
-    import_dumps,
-    sampling_attributes,
-)
 from foreshock.commands.option_types import COUNT, POSITIVE, STEP, filled
 from foreshock.commands.queries import closing_import, wait_for_delivery
 from foreshock.commands.text import Progress
@@ -213,16 +207,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights-root", metavar="NAME=FOLDER", help="announce checkpoints below FOLDER, which workers know as NAME"
     )
-    add_sampling_options(parser)
+    import_dumps.add_sampling_options(parser)
     parser.add_argument("--unfinished", action="store_true", help="do not mark the run as finished")
-    add_dump_options(parser)
+    import_dumps.add_dump_options(parser)
     add_service_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Import. Raises ConfigurationError, RolloutsError, ServiceError."""
-    attributes = sampling_attributes(arguments, length_cap=arguments.length_cap)
-    chosen = chosen_format(arguments)
+    attributes = import_dumps.sampling_attributes(arguments, length_cap=arguments.length_cap)
+    chosen = import_dumps.chosen_format(arguments)
     if chosen is not None:
         if not arguments.follow:
             # Check them before a run is made for them.
@@ -230,7 +224,7 @@ def run(arguments: argparse.Namespace) -> int:
         with connect(arguments) as reader:
             client = _client(reader, arguments)
             start = partial(_start, client, attributes, arguments, trainer=chosen.framework)
-            return import_dumps(client, reader, chosen, attributes, arguments, start)
+            return import_dumps.import_dumps(client, reader, chosen, attributes, arguments, start)
     recording = find_recording(arguments.paths, step=arguments.step, renamed=dict(arguments.map))
     root = _weights_root(arguments.weights_root)
     with connect(arguments) as reader:

@@ -14,14 +14,8 @@ from itertools import groupby
 from pathlib import Path
 
 from foreshock.api.steps import LintWarningRecord
+from foreshock.commands import import_dumps
 from foreshock.commands.command import Command, add_fail_on, exit_status
-from foreshock.commands.import_dumps import (
-    add_format_options,
-    add_sampling_options,
-    chosen_format,
-    read_options,
-    sampling_attributes,
-)
 from foreshock.commands.import_rollouts import ShardFile, find_recording, read_shard
 from foreshock.commands.option_types import STEP
 from foreshock.commands.text import STYLES, Paint, Progress, count, number, wrap
@@ -151,8 +145,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     add_fail_on(parser)
-    add_format_options(parser)
-    add_sampling_options(parser)
+    import_dumps.add_format_options(parser)
+    import_dumps.add_sampling_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -184,7 +178,7 @@ _Part = tuple[int, Path, Callable[[], Sequence[RolloutBatch]]]
 
 def _parts(arguments: argparse.Namespace) -> list[_Part]:
     """Return the parts of the files. Raises ConfigurationError and OSError."""
-    attributes, kind = sampling_attributes(arguments), chosen_format(arguments)
+    attributes, kind = import_dumps.sampling_attributes(arguments), import_dumps.chosen_format(arguments)
     if kind is None:
 
         def read_file(file: ShardFile) -> list[RolloutBatch]:
@@ -192,7 +186,7 @@ def _parts(arguments: argparse.Namespace) -> list[_Part]:
 
         shards = find_recording(arguments.paths, step=arguments.step).shards
         return [(each.step, each.path, partial(read_file, each)) for each in shards]
-    options, note = read_options(arguments, attributes), cache(partial(print, file=sys.stderr))
+    options, note = import_dumps.read_options(arguments, attributes), cache(partial(print, file=sys.stderr))
 
     def read(dump: Dump) -> Sequence[RolloutBatch]:
         found = kind.read(dump, options)
