@@ -95,67 +95,40 @@ class MeasureGroup:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    title: str
-    measures: tuple[str, ...]
-    not_logged: str = ""
-
-    def names(self) -> tuple[str, ...]:
-        """Return the measures of the group: those listed here, then those that the registry assigns to it."""
-        registered = (measure.name for measure in COMPARISON_MEASURES if measure.page_group == self.title)
-        return (*self.measures, *(registered if self.title else ()))
-
-
-# In reading order; the API has the other measures.
-GROUPS = (
-    _Group(
-        "",
-        (
-            "k3_kl", "effective_groups", "kl", "mean_ratio", "mean_abs_d", "max_abs_d", "chi2_token",
-            "reverse_chi2_token", "tv_token", "tail(2)", "tail_asymmetry(ln2)", "pareto_k", "ess_token", "ess_seq",
-            "ess_seq_predicted",
-            "rollout_probs_diff_mean", "tokens", "rollouts", "nonfinite_target", "nonfinite_behaviour",
-        ),
+# In reading order; the API has the other measures, and the registry assigns further ones to a group.
+GROUPS: Mapping[str, Sequence[str]] = {
+    "": (
+        "k3_kl", "effective_groups", "kl", "mean_ratio", "mean_abs_d", "max_abs_d", "chi2_token", "reverse_chi2_token",
+        "tv_token", "tail(2)", "tail_asymmetry(ln2)", "pareto_k", "ess_token", "ess_seq", "ess_seq_predicted",
+        "rollout_probs_diff_mean", "tokens", "rollouts", "nonfinite_target", "nonfinite_behaviour",
     ),
-    _Group(
-        "Distribution and tails of d",
-        (
-            "rms_d", "p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "min_d", "max_d", "tail_below(ln2)",
-            "tail_above(ln2)", "tail_below(1)", "tail_above(1)", "tail_asymmetry(1)", "tail_below(3)", "tail_above(3)",
-            "tail_asymmetry(3)", "pareto_k_inverse", "pinsker_tv_bound", "zero_fraction", "low_probability_abs_d",
-            "low_probability_tokens",
-        ),
+    "Distribution and tails of d": (
+        "rms_d", "p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "min_d", "max_d", "tail_below(ln2)",
+        "tail_above(ln2)", "tail_below(1)", "tail_above(1)", "tail_asymmetry(1)", "tail_below(3)", "tail_above(3)",
+        "tail_asymmetry(3)", "pareto_k_inverse", "pinsker_tv_bound", "zero_fraction", "low_probability_abs_d",
+        "low_probability_tokens",
     ),
-    _Group(
-        "With advantages",
-        (
-            "advantage_d_cov", "advantage_skew", "advantage_skew_positive", "advantage_skew_negative",
-            "bad_update_fraction",
-        ),
-        "These rollouts carry no advantages: the column advantage holds them, for each rollout or each token.",
+    "With advantages": (
+        "advantage_d_cov", "advantage_skew", "advantage_skew_positive", "advantage_skew_negative",
+        "bad_update_fraction",
     ),
-    _Group(
-        "Of whole turns and sequences",
-        (
-            "ess_turn", "geo_ratio", "log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_min", "log_ppl_diff_max",
-            "sequence_log_ppl_abs_diff", "verl_chi2_seq", "k3_kl_seq_mean", "training_ppl", "rollout_ppl", "ppl_ratio",
-        ),
+    "Of whole turns and sequences": (
+        "ess_turn", "geo_ratio", "log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_min", "log_ppl_diff_max",
+        "sequence_log_ppl_abs_diff", "verl_chi2_seq", "k3_kl_seq_mean", "training_ppl", "rollout_ppl", "ppl_ratio",
     ),
-    _Group(
-        "Against entropy",
-        ("k3_kl_per_entropy", "surprisal_z"),
-        "These rollouts carry no entropies of the behaviour score: the column entropy holds them.",
+    "Against entropy": ("k3_kl_per_entropy", "surprisal_z"),
+    "By lag": (),
+    "As other tools report it": (
+        "token_mult_prob_error", "rollout_probs_diff_max", "rollout_probs_diff_std", "rollout_actor_probs_pearson_corr",
+        "verl_chi2_token", "k2_kl",
     ),
-    _Group("By lag", (), "These rollouts carry no weights versions: the column weights_version holds them."),
-    _Group(
-        "As other tools report it",
-        (
-            "token_mult_prob_error", "rollout_probs_diff_max", "rollout_probs_diff_std",
-            "rollout_actor_probs_pearson_corr", "verl_chi2_token", "k2_kl",
-        ),
-    ),
-)  # fmt: skip
+}  # fmt: skip
+_NOT_LOGGED: Mapping[str, str] = {
+    "With advantages": "These rollouts carry no advantages: the column advantage holds them, for each rollout or each "
+    "token.",
+    "Against entropy": "These rollouts carry no entropies of the behaviour score: the column entropy holds them.",
+    "By lag": "These rollouts carry no weights versions: the column weights_version holds them.",
+}
 
 _AT_A_GLANCE = ("k3_kl", "max_abs_d", "tail(2)", "ess_token", "rollout_probs_diff_mean")
 
@@ -181,18 +154,19 @@ def measure_groups(
 ) -> list[MeasureGroup]:
     """Return the tables of these comparisons; a group without any value says what to log."""
     columns = [values[comparison] for comparison in comparisons]
-    return [_group(group, columns, model_kind) for group in GROUPS]
+    return [_group(title, columns, model_kind) for title in GROUPS]
 
 
-def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureGroup:
-    measures = [measure_named(name) for name in group.names()]
+def _group(title: str, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureGroup:
+    registered = (each.name for each in COMPARISON_MEASURES if title and each.page_group == title)
+    measures = [measure_named(name) for name in (*GROUPS[title], *registered)]
     # A count of 0 is shown as empty: no token has that lag. Only counts are integers.
     nothing = {each.column: (None, 0) if each.column_type == "integer" else (None,) for each in measures}
     known = any(column.get(name) not in none for column in columns for name, none in nothing.items())
-    if group.not_logged and not known:
-        return MeasureGroup(group.title, (), group.not_logged)
+    if title in _NOT_LOGGED and not known:
+        return MeasureGroup(title, (), _NOT_LOGGED[title])
     return MeasureGroup(
-        group.title,
+        title,
         [
             MeasureRow(
                 each.name,
