@@ -6,7 +6,6 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foreshock import scorers
 from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
@@ -81,15 +80,29 @@ def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> di
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     found = tokens.read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
     comparison = shown_comparison(found)
-    worst = None if comparison is None else _largest(difference(found, comparison), found.batch.generated)
     texts = _texts(viewing, found, run)
+    worst, headline = None, "This rollout has log-probs of fewer than two scorers, so no token can be compared."
+    if comparison is not None:
+        headline = f"No token of this rollout has two finite log-probs of {comparison}."
+        target, behaviour = (found.scores[name].astype(np.float64) for name in split_comparison(comparison))
+        with np.errstate(invalid="ignore"):
+            d = target - behaviour
+        sizes = np.where(np.isfinite(d) & found.batch.generated, np.abs(d), -1.0)
+        if sizes.size and sizes.max() >= 0.0:
+            worst = int(sizes.argmax())
+            token_id = int(found.batch.response_token_ids[worst])
+            name = f"token id {token_id}"
+            if texts is not None:
+                name = f"“{texts[token_id].strip() or repr(texts[token_id])}” (id {token_id})"
+            headline = f"The largest |d| of {comparison} is at position {worst}, {name}: d = {number(float(d[worst]))}."
+    scores = {} if worst is None else {name: float(values[worst]) for name, values in found.scores.items()}
     return {
         "run": run,
         "step": step,
         "sample_id": sample_id,
         "facts": _facts(found),
-        "headline": _headline(found, comparison, worst, texts),
-        "scored": [] if worst is None else _scored(found, worst),
+        "headline": headline,
+        "scored": [(name, each, math.exp(each) if math.isfinite(each) else None) for name, each in scores.items()],
         "note": _note(texts),
     }
 
@@ -120,20 +133,8 @@ def shown_comparison(found: tokens.WholeRollout) -> str | None:
     return next((name for name in (TRAINER_ROLLOUT, *scorers.main_comparisons()) if _has(found, name)), None)
 
 
-def difference(found: tokens.WholeRollout, comparison: str) -> NDArray[np.float64]:
-    """Return d of a comparison, [T]."""
-    target, behaviour = (found.scores[name].astype(np.float64) for name in split_comparison(comparison))
-    with np.errstate(invalid="ignore"):
-        return np.asarray(target - behaviour)
-
-
 def _has(found: tokens.WholeRollout, comparison: str) -> bool:
     return all(name in found.scores for name in split_comparison(comparison))
-
-
-def _largest(d: NDArray[np.float64], generated: NDArray[np.bool_]) -> int | None:
-    sizes = np.where(np.isfinite(d) & generated, np.abs(d), -1.0)
-    return int(sizes.argmax()) if sizes.size and sizes.max() >= 0.0 else None
 
 
 def token_texts(viewing: Viewing, run: Run, attempt: int, token_ids: Sequence[int]) -> dict[int, str] | None:
@@ -182,23 +183,3 @@ def _facts(found: tokens.WholeRollout) -> list[tuple[str, str]]:
         if values is not None and values[0] is not None:
             facts.append((name, str(values[0])))
     return facts
-
-
-def _headline(
-    found: tokens.WholeRollout, comparison: str | None, worst: int | None, texts: dict[int, str] | None
-) -> str:
-    if comparison is None:
-        return "This rollout has log-probs of fewer than two scorers, so no token can be compared."
-    if worst is None:
-        return f"No token of this rollout has two finite log-probs of {comparison}."
-    d = float(difference(found, comparison)[worst])
-    token_id = int(found.batch.response_token_ids[worst])
-    name = f"token id {token_id}"
-    if texts is not None:
-        name = f"“{texts[token_id].strip() or repr(texts[token_id])}” (id {token_id})"
-    return f"The largest |d| of {comparison} is at position {worst}, {name}: d = {number(d)}."
-
-
-def _scored(found: tokens.WholeRollout, position: int) -> list[tuple[str, float, float | None]]:
-    values = {name: float(scores[position]) for name, scores in found.scores.items()}
-    return [(name, value, math.exp(value) if math.isfinite(value) else None) for name, value in values.items()]
