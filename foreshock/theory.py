@@ -171,22 +171,6 @@ def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) ->
     return steps.StepNoiseRecord(at_learning_rate=at_rate, at_half=at_half, bias_norm=bias_norm)
 
 
-@dataclass(frozen=True, slots=True)
-class Theory:
-    """The bounds of one step; None if a needed value was not logged.
-
-    `step_noise_with_bias` also counts the bias at its bound; None without B or if that bound overflows.
-    """
-
-    bias: steps.BiasRecord
-    horizon: steps.HorizonRecord
-    pinsker: steps.PinskerRecord
-    sequence_chi2: steps.SequenceChi2Record | None
-    gradient: steps.GradientRecord | None
-    step_noise: steps.StepNoiseRecord | None
-    step_noise_with_bias: steps.StepNoiseRecord | None
-
-
 def evaluate_theory(
     statistics: ComparisonStatistics,
     summaries: RolloutSummaries,
@@ -195,7 +179,7 @@ def evaluate_theory(
     norms: GradientNorms | None = None,
     learning_rate: float | None = None,
     gradient_bound: float | None = None,
-) -> Theory:
+) -> steps.Theory:
     """Return the bounds that the arguments allow.
 
     `delta_max` is exact, `norms` are before clipping, `learning_rate` is η, `gradient_bound` is B. Raises
@@ -219,7 +203,7 @@ def evaluate_theory(
     noises: tuple[steps.StepNoiseRecord | None, steps.StepNoiseRecord | None] = (None, None)
     if noise is not None and learning_rate is not None:
         noises = _step_noises(noise, learning_rate, gradient_bound, bias)
-    return Theory(
+    return steps.Theory(
         bias=bias,
         horizon=horizon_bound(longest, delta_max),
         # The two are equal if all |1 − ρ| are equal; then chance decides which one is larger.

@@ -120,9 +120,8 @@ class AttributionDocument(Record):
     step: int
     attempt: int
     chain: tuple[str, ...]
-    missing: tuple[str, ...] = field(
-        metadata=described("scores of the full chain that are not available; the adjacent links are merged")
-    )
+    missing: tuple[str, ...]
+    """scores of the full chain that are not available; the adjacent links are merged"""
     links: tuple[LinkRecord, ...]
     whole: LinkRecord
     side_branch: SideBranchRecord | None
@@ -135,16 +134,13 @@ class AttributionDocument(Record):
     of_rollouts: int = field(metadata=described("rollouts of the step when this was computed"))
     from_sample: bool = field(metadata=described("some rollouts of the step are not in it"))
     scores: tuple[ScoreSourceRecord, ...]
-    environments: Mapping[str, EnvironmentRecord | None] = field(
-        default_factory=dict, metadata=described("what computed each score of the chain; null: unknown")
-    )
-    environment_links: tuple[EnvironmentLinkRecord, ...] = field(
-        default=(), metadata=described("scorers that were replayed in two environments")
-    )
+    environments: Mapping[str, EnvironmentRecord | None] = field(default_factory=dict)
+    """what computed each score of the chain; null: unknown"""
+    environment_links: tuple[EnvironmentLinkRecord, ...] = ()
+    """scorers that were replayed in two environments"""
     method: str = field(metadata=described("how the ends of shares are computed"))
-    declared_precision: str | None = field(
-        default=None, metadata=described("how the trainer's fingerprint says that it computes; null: not declared")
-    )
+    declared_precision: str | None = None
+    """how the trainer's fingerprint says that it computes; null: not declared"""
     computed_at_us: int
 
 

@@ -48,9 +48,10 @@ def describe_fields(kind: type, schema: dict[str, Any], handler: Any) -> dict[st
     pydantic's `use_attribute_docstrings` parses the module once a class, at import: a fifth of the service's start.
     """
     fields = handler.resolve_ref_schema(schema)["properties"]
-    for name, text in _docstrings(kind.__module__).get(kind.__name__, {}).items():
-        if name in fields:
-            fields[name].setdefault("description", text)
+    for each in kind.__mro__[:-1]:
+        for name, text in _docstrings(each.__module__).get(each.__name__, {}).items():
+            if name in fields:
+                fields[name].setdefault("description", text)
     return schema
 
 
@@ -69,7 +70,7 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
 
 
 def described(text: str) -> Mapping[str, Any]:
-    """Return the metadata of a field of a record that others inherit from; docstrings of fields are not inherited."""
+    """Return the metadata of a field whose description is computed, or fits its line."""
     return {"description": text}
 
 

@@ -5,7 +5,7 @@ from dataclasses import field
 from typing import Any, Literal
 
 from foreshock.api.diagnosis import RunVerdict
-from foreshock.api.records import NAN, Measured, Record, described, parse
+from foreshock.api.records import NAN, Measured, Record, parse
 from foreshock.changes import ChangeKind
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.learning_rate.modes import AdviceMode
@@ -114,10 +114,8 @@ class IncompleteStep(Record):
 class OfStep(Record):
     """What every answer about one step says of its shards."""
 
-    incomplete: IncompleteStep | None = field(
-        default=None,
-        metadata=described("the step closed without some of its shards; null: it has all, or is still open"),
-    )
+    incomplete: IncompleteStep | None = None
+    """the step closed without some of its shards; null: it has all, or is still open"""
 
 
 class Coverage(Record):

@@ -261,26 +261,31 @@ class StepNoiseRecord(Record):
     """‖Bias‖ in the sum; 0: variance only"""
 
 
-class TheoryRecord(OfStep):
+class Theory(Record):
+    """Values of the papers' bounds; null if a needed value was not logged."""
+
+    bias: BiasRecord
+    horizon: HorizonRecord
+    pinsker: PinskerRecord
+    sequence_chi2: SequenceChi2Record | None = None
+    gradient: GradientRecord | None = None
+    step_noise: StepNoiseRecord | None = None
+    step_noise_with_bias: StepNoiseRecord | None = None
+    """present if `gradient_bound` was given and the bias is estimable"""
+
+
+class TheoryRecord(Theory, OfStep):
     """Values of the papers' bounds at this step."""
 
     comparison: str
     step: int
     attempt: int
     coverage: Coverage
-    bias: BiasRecord
-    horizon: HorizonRecord
-    pinsker: PinskerRecord
-    sequence_chi2: SequenceChi2Record | None = None
-    gradient: GradientRecord | None = None
     gradient_missing: str | None = None
     """reason why gradient noise is not available"""
     learning_rate: Measured = NAN
     """η"""
     learning_rate_source: str | None = None
-    step_noise: StepNoiseRecord | None = None
-    step_noise_with_bias: StepNoiseRecord | None = None
-    """present if `gradient_bound` was given and the bias is estimable"""
 
 
 class BucketColumns(Record):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from foreshock.api.records import Record, described
+from foreshock.api.records import Record
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice, Applied, DecisionKind
 from foreshock.learning_rate.levers import Correction, Rollback, value_of
@@ -41,9 +41,8 @@ class AlertRecord(Record):
     moves_learning_rate: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
     state: AlertState
-    cleared_step: int | None = field(
-        default=None, metadata=described("the step at which the rule cleared; null while it fires")
-    )
+    cleared_step: int | None = None
+    """the step at which the rule cleared; null while it fires"""
     changed_by: Literal["detector", "operator", "rewind"]
     opened_at_us: int
     changed_at_us: int
