@@ -4,6 +4,7 @@ The order is that of the report: findings that make all other numbers meaningles
 """
 
 from foreshock.lint.checks.after_id import AFTER_ID
+from foreshock.lint.checks.after_update import AFTER_UPDATE
 from foreshock.lint.checks.declared import LAG_UNKNOWN
 from foreshock.lint.checks.duplicates import DUPLICATED, SAME_RESPONSE
 from foreshock.lint.checks.early import BANNED_EARLY
@@ -50,6 +51,7 @@ _ALL = (
     SHIFTED,
     PAD_ID,
     AFTER_ID,
+    AFTER_UPDATE,
     BANNED_EARLY,
     BY_PLACE,
     EVERYWHERE,

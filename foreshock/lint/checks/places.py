@@ -512,6 +512,7 @@ _EXPLANATIONS = (
     "penalty_of_engine",
     "mismatch_after_id",
     "mismatch_by_place",
+    "taken_after_update",
     "temperatures_differ",
 )
 
