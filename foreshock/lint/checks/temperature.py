@@ -53,7 +53,8 @@ class Scale(Counts):
         uncertain = np.maximum(behaviour, target) < np.float32(_BELOW_ZERO)
         chosen = np.flatnonzero(uncertain & (np.minimum(behaviour, target) > _LEAST_LOG_PROB))
         mu, pi = behaviour[chosen].astype(np.float64), target[chosen].astype(np.float64)
-        for key, part in enumerate((mu <= _LIKELY, mu > _LIKELY)):
+        likely = mu > _LIKELY
+        for key, part in enumerate((np.flatnonzero(~likely), np.flatnonzero(likely))):
             m, p = mu[part], pi[part]
             if m.size:
                 products = (np.einsum("i,i", *pair) for pair in ((m, p), (m, m), (p, p)))
