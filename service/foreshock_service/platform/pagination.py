@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Query
 from pydantic import BaseModel, Field
-from sqlalchemy import Select, tuple_
+from sqlalchemy import ColumnElement, Select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from foreshock.parsing import parse_json
@@ -60,6 +60,11 @@ def page_of(rows: Sequence[Item], limit: int, key_of: Callable[[Item], CursorKey
     more = len(rows) > limit
     kept = list(rows[:limit])
     return Page(items=kept, next_cursor=encode_cursor(key_of(kept[-1])) if more else None)
+
+
+def among(*chosen: tuple[InstrumentedAttribute[Any], Sequence[Any] | None]) -> list[ColumnElement[bool]]:
+    """Return the conditions that columns have one of the values given for them; without values any will do."""
+    return [column.in_(values) for column, values in chosen if values]
 
 
 def page_of_query(

@@ -20,7 +20,7 @@ from foreshock.api.records import from_attributes
 from foreshock.api.runs import AttemptRecord
 from foreshock.clock import now_us
 from foreshock_service.platform import pagination, parameters, problem, security
-from foreshock_service.platform.context import Context, EventBus, ServiceContext
+from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, AttemptClient, Step
 from foreshock_service.runs import due, run_endpoints, runs
@@ -210,25 +210,36 @@ def put_heartbeat(
     context: Context,
     principal: security.Ingester,
 ) -> None:
-    """Note that a client of the attempt lives, and what it could not deliver."""
-    context.database.write(
-        lambda session: note_heartbeat(session, context.events, principal, run, attempt, client, body)
-    )
+    """Note that a client of the attempt lives, and what it could not deliver.
+
+    A run whose client has lost more items than before gets an alert; one with another remark is diagnosed again.
+    """
+    row = {"run_id": run, "attempt": attempt, "client": client, "seen_at_us": now_us(), **body.model_dump()}
+    row["remarks"] = body.remarks or None
+
+    def note(session: Session) -> None:
+        locked = runs.lock_run(session, principal, run)
+        check_attempt(session, run, attempt)
+        before = _lost_by_clients(session, run, attempt)
+        if row["remarks"] != session.scalar(_REMARKS_OF_CLIENT, row):
+            due.mark(session, run)
+        upsert(session, AttemptClient, [row], ("run_id", "attempt", "client"))
+        runs.note_sign_of_life(session, context.events, locked)
+        lost = _lost_by_clients(session, run, attempt) if body.lost else before
+        if lost > before:
+            context.events.publish(session, ItemsLost(run, attempt, locked.last_step or 0, lost, body.reason))
+
+    context.database.write(note)
 
 
 @router.get("")
 def list_attempts(
-    run: run_endpoints.RunIdentifier,
-    context: Context,
-    principal: security.Reader,
-    cursor: pagination.Cursor = None,
-    limit: pagination.Limit = 200,
+    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[AttemptRecord]:
     """List the attempts of a run, by number."""
-    with context.database.read() as session:
-        runs.get_run(session, principal, run)
+    with asked.reading() as session:
         return pagination.page_of_query(
-            session, select(Attempt).where(Attempt.run_id == run), (Attempt.attempt,), cursor, limit,
+            session, select(Attempt).where(Attempt.run_id == asked.run), (Attempt.attempt,), cursor, limit,
             lambda rows: [from_attributes(AttemptRecord, row) for (row,) in rows], rising=True,
         )  # fmt: skip
 
@@ -272,33 +283,6 @@ def get_or_create_attempt(
         run.last_step = session.scalar(held)
         events.publish(session, AttemptStarted(run_id, attempt.attempt, attempt.resume_step, is_newest))
     return attempt, created
-
-
-def note_heartbeat(
-    session: Session,
-    events: EventBus,
-    principal: security.Principal,
-    run_id: str,
-    attempt: int,
-    client: str,
-    body: Heartbeat,
-) -> None:
-    """Store a heartbeat; publish ItemsLost if the client has lost more items than before.
-
-    A run whose client has another remark is diagnosed again.
-    """
-    run = runs.lock_run(session, principal, run_id)
-    check_attempt(session, run_id, attempt)
-    before = _lost_by_clients(session, run_id, attempt)
-    row = {"run_id": run_id, "attempt": attempt, "client": client, "seen_at_us": now_us(), **body.model_dump()}
-    row["remarks"] = body.remarks or None
-    if row["remarks"] != session.scalar(_REMARKS_OF_CLIENT, row):
-        due.mark(session, run_id)
-    upsert(session, AttemptClient, [row], ("run_id", "attempt", "client"))
-    runs.note_sign_of_life(session, events, run)
-    lost = _lost_by_clients(session, run_id, attempt) if body.lost else before
-    if lost > before:
-        events.publish(session, ItemsLost(run_id, attempt, run.last_step or 0, lost, body.reason))
 
 
 def _lost_by_clients(session: Session, run_id: str, attempt: int) -> int:
@@ -381,22 +365,15 @@ def visible_step(
 
 
 @dataclass(frozen=True, slots=True)
-class AskedStep:
+class AskedStep(run_endpoints.AskedRun):
     """The step that a request names; `attempt` None: the attempt in which it is active."""
 
-    context: ServiceContext
-    principal: security.Principal
-    run: str
     step: int
     attempt: int | None
 
-
-def key_of(session: Session, asked: AskedStep) -> StepKey:
-    """Return the key of the step if the principal may see it. Raises RunNotFound, RunDeleted, AttemptNotFound.
-
-    A function, not a method: the OpenAPI document lists the problems of what an endpoint refers to.
-    """
-    return visible_step(session, asked.principal, asked.run, asked.step, asked.attempt)
+    def key(self, session: Session) -> StepKey:
+        """Return the key of the step if the principal may see it. Raises RunNotFound, RunDeleted, AttemptNotFound."""
+        return visible_step(session, self.principal, self.run, self.step, self.attempt)
 
 
 async def _asked_step(

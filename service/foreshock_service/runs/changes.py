@@ -72,17 +72,12 @@ def put_change(
 
 @router.get("")
 def list_changes(
-    run: run_endpoints.RunIdentifier,
-    context: Context,
-    principal: security.Reader,
-    cursor: pagination.Cursor = None,
-    limit: pagination.Limit = 200,
+    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[ChangeRecord]:
     """List changes by step: announced ones, and those of the setup that the rollouts name."""
-    with context.database.read() as session:
-        runs.get_run(session, principal, run)
+    with asked.reading() as session:
         after = pagination.decode_cursor(cursor, (int, str)) if cursor is not None else (-1, "")
-        found = [change for change in _changes(session, run) if _key_of(change) > after]
+        found = [change for change in _changes(session, asked.run) if _key_of(change) > after]
     return pagination.page_of(found[: limit + 1], limit, _key_of)
 
 

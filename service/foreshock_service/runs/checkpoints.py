@@ -14,11 +14,10 @@ from foreshock.api.runs import CheckpointFormat, CheckpointRecord
 from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform import pagination, parameters, security
-from foreshock_service.platform.context import Context, EventBus
+from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Checkpoint
 from foreshock_service.runs import attempts, run_endpoints, runs
-from foreshock_service.runs.events import StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
 
@@ -67,52 +66,37 @@ def put_checkpoint(
     response: Response,
     attempt: parameters.AttemptQuery = 1,
 ) -> CheckpointRecord:
-    """Announce the weights that sampled a step."""
-    checkpoint, created = context.database.write(
-        lambda session: announce_checkpoint(session, context.events, principal, StepKey(run, attempt, step), body)
-    )
-    if not created:
+    """Announce the weights that sampled a step; a newer announcement replaces an older one.
+
+    The model kind in it holds for the run unless the run declares another one.
+    """
+    row = {"run_id": run, "attempt": attempt, "step": step, "announced_at_us": now_us(), **body.model_dump()}
+
+    def announce(session: Session) -> bool:
+        locked = runs.lock_run(session, principal, run)
+        attempts.check_attempt(session, run, attempt)
+        created = insert_if_absent(session, Checkpoint, row)
+        if not created:
+            upsert(session, Checkpoint, [row], ("run_id", "attempt", "step"))
+        runs.note_derived_model_kind(session, locked, body.model_kind)
+        return created
+
+    if not context.database.write(announce):
         response.status_code = status.HTTP_200_OK
-    return checkpoint
+    return parse(CheckpointRecord, row)
 
 
 @router.get("")
 def list_checkpoints(
-    run: run_endpoints.RunIdentifier,
-    context: Context,
-    principal: security.Reader,
-    cursor: pagination.Cursor = None,
-    limit: pagination.Limit = 200,
+    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[CheckpointRecord]:
     """List announced checkpoints, by step."""
-    with context.database.read() as session:
-        runs.get_run(session, principal, run)
-        query = select(Checkpoint).where(Checkpoint.run_id == run)
+    with asked.reading() as session:
+        query = select(Checkpoint).where(Checkpoint.run_id == asked.run)
         return pagination.page_of_query(
             session, query, (Checkpoint.step, Checkpoint.attempt), cursor, limit,
             lambda rows: [from_attributes(CheckpointRecord, row) for (row,) in rows], rising=True,
         )  # fmt: skip
-
-
-def announce_checkpoint(
-    session: Session,
-    events: EventBus,
-    principal: security.Principal,
-    key: StepKey,
-    body: CheckpointPut,
-) -> tuple[CheckpointRecord, bool]:
-    """Store the location of a step's weights, overwriting an older announcement; also return True if it is the first.
-
-    The model kind in the announcement applies to the run unless the run declares another one.
-    """
-    run = runs.lock_run(session, principal, key.run_id)
-    attempts.check_attempt(session, key.run_id, key.attempt)
-    row = {**key._asdict(), "announced_at_us": now_us(), **body.model_dump()}
-    created = insert_if_absent(session, Checkpoint, row)
-    if not created:
-        upsert(session, Checkpoint, [row], ("run_id", "attempt", "step"))
-    runs.note_derived_model_kind(session, run, body.model_kind)
-    return parse(CheckpointRecord, row), created
 
 
 def active_checkpoints(session: Session, run_id: str) -> Sequence[Checkpoint]:

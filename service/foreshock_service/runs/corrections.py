@@ -15,10 +15,9 @@ from foreshock.api import steps as answers
 from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Threshold, correction_named
 from foreshock.measures import comparison_statistics, rollout_summaries
 from foreshock.theory import GradientNorms, evaluate_theory, gradient_noise
-from foreshock_service.platform import parameters, problem, security
-from foreshock_service.platform.context import Context
+from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.database.tables import AdviceAcknowledgement, Run
-from foreshock_service.runs import curves, events, measurements, run_endpoints, steps
+from foreshock_service.runs import attempts, curves, events, measurements, steps
 from foreshock_service.runs.scalars import scalars_of_step
 
 TOO_LARGE = "a value too large for a float64 is null"
@@ -28,10 +27,7 @@ router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}")
 
 @router.get("/corrections", tags=["corrections"])
 def read_corrections(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
+    asked: attempts.StepOfRequest,
     comparison: curves.Comparison = comparisons.TRAINER_ROLLOUT,
     correction: Annotated[list[parameters.Name] | None, Query(max_length=50, description="absent: all")] = None,
     threshold: Annotated[
@@ -41,26 +37,25 @@ def read_corrections(
             description="`2`, or `0.5_5` for two bounds; of one correction; absent: the thresholds in use",
         ),
     ] = None,
-    attempt: parameters.ActiveOrAttempt = None,
 ) -> answers.CorrectionsRecord:
     """Return the effect of each correction on this step: kept tokens, variance, distortion. Nothing is applied."""
     try:
         requested = list(_requested(correction or (), threshold or ()))
     except errors.InvalidArgumentError as error:
         raise problem.InvalidRequest(f"query.{error.argument}: {error.message}") from error
-    with context.database.read() as session:
-        pair = read_pair(session, principal, run, step, attempt, comparison)
+    with asked.reading() as session:
+        pair = read_pair(session, asked.key(session), comparison)
         evaluator = Evaluator(pair.statistics, pair.summaries)
         record = answers.CorrectionsRecord(
             comparison=comparison,
-            step=step,
-            attempt=pair.attempt,
+            step=pair.key.step,
+            attempt=pair.key.attempt,
             tokens=pair.statistics.tokens,
             rollouts=pair.statistics.rollouts,
             coverage=pair.coverage,
             items=tuple(_evaluation_record(evaluator.evaluate(*each)) for each in requested),
         )
-        return steps.with_shards(session, run, step, attempt, record)
+        return steps.with_shards(session, pair.key, record)
 
 
 def _requested(corrections: Sequence[str], thresholds: Sequence[str]) -> Iterator[tuple[str, Threshold]]:
@@ -78,31 +73,21 @@ def _requested(corrections: Sequence[str], thresholds: Sequence[str]) -> Iterato
 class MeasuredPair:
     """Stored statistics and summaries of one comparison of a step."""
 
-    run_id: str
-    attempt: int
-    step: int
+    key: events.StepKey
     comparison: str
     statistics: comparison_statistics.ComparisonStatistics
     summaries: rollout_summaries.RolloutSummaries
     coverage: runs.Coverage
 
 
-def read_pair(
-    session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None, comparison: str
-) -> MeasuredPair:
+def read_pair(session: Session, key: events.StepKey, comparison: str) -> MeasuredPair:
     """Return statistics and summaries of a comparison at a step; raise MeasurementNotFound, StatisticsOutOfDate."""
-    found = measurements.stored_statistics(session, principal, run_id, step, attempt, comparison)
+    found = measurements.stored_statistics(session, key, comparison)
     assert found.summaries is not None, "every comparison of two scores has summaries"
     statistics = comparison_statistics.ComparisonStatistics.from_bytes(found.statistics)
-    return MeasuredPair(
-        run_id,
-        found.attempt,
-        step,
-        comparison,
-        statistics,
-        rollout_summaries.RolloutSummaries.from_bytes(found.summaries),
-        steps.coverage_of_step(session, events.StepKey(found.run_id, found.attempt, step), statistics.rollouts),
-    )
+    summaries = rollout_summaries.RolloutSummaries.from_bytes(found.summaries)
+    coverage = steps.coverage_of_step(session, key, statistics.rollouts)
+    return MeasuredPair(key, comparison, statistics, summaries, coverage)
 
 
 def usual_evaluations(pair: MeasuredPair) -> list[Evaluation]:
@@ -136,10 +121,7 @@ def _text(threshold: Threshold) -> str | None:
 
 @router.get("/theory", tags=["theory"])
 def read_theory(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
-    context: Context,
-    principal: security.Reader,
+    asked: attempts.StepOfRequest,
     comparison: curves.Comparison = comparisons.TRAINER_ROLLOUT,
     delta_max: Annotated[
         float | None, Query(ge=0.0, le=1.0, description="the largest exact total variation over the states visited")
@@ -147,7 +129,6 @@ def read_theory(
     gradient_bound: Annotated[
         float | None, Query(ge=0.0, allow_inf_nan=False, description="B: an upper bound of ‖∇log π‖ of one token")
     ] = None,
-    attempt: parameters.ActiveOrAttempt = None,
 ) -> answers.TheoryRecord:
     """Return bounds on the bias of this step's gradient, and the cost of its noise at η and at η/2.
 
@@ -156,12 +137,12 @@ def read_theory(
     scalar `learning_rate` or `lr`, else the newest rate that the trainer acknowledged up to this step,
     else the run's initial learning rate.
     """
-    with context.database.read() as session:
-        pair = read_pair(session, principal, run, step, attempt, comparison)
+    with asked.reading() as session:
+        pair = read_pair(session, asked.key(session), comparison)
         found = theory_of_pair(session, pair, delta_max, gradient_bound)
         if math.isinf(found.bias.per_unit):
             found = replace(found, bias=replace(found.bias, notes=(*found.bias.notes, TOO_LARGE)))
-        return steps.with_shards(session, run, step, attempt, found)
+        return steps.with_shards(session, pair.key, found)
 
 
 # Scalars from which the gradient's variance is computed, in the order of GradientNorms; norms before clipping.
@@ -176,7 +157,7 @@ def theory_of_pair(
     gradient_bound: float | None = None,
 ) -> answers.TheoryRecord:
     """Evaluate the theory of a pair; the caller gives the unmeasurable `delta_max` and `gradient_bound`."""
-    scalars = scalars_of_step(session, events.StepKey(pair.run_id, pair.attempt, pair.step))
+    scalars = scalars_of_step(session, pair.key)
     rate, source = _learning_rate(session, pair, scalars)
     norms, missing = _norms(scalars)
     theory = evaluate_theory(
@@ -191,8 +172,8 @@ def theory_of_pair(
         answers.TheoryRecord,
         theory,
         comparison=pair.comparison,
-        step=pair.step,
-        attempt=pair.attempt,
+        step=pair.key.step,
+        attempt=pair.key.attempt,
         coverage=pair.coverage,
         incomplete=None,
         gradient_missing=missing,
@@ -209,11 +190,11 @@ def _learning_rate(
         if scalars.get(name, -1.0) >= 0.0:
             return scalars[name], f"the step's scalar {name}"
     table = AdviceAcknowledgement
-    query = select(table.step, table.applied_learning_rate).filter_by(run_id=pair.run_id, attempt=pair.attempt)
-    query = query.where(table.step <= pair.step).order_by(table.step.desc()).limit(1)
+    query = select(table.step, table.applied_learning_rate).filter_by(run_id=pair.key.run_id, attempt=pair.key.attempt)
+    query = query.where(table.step <= pair.key.step).order_by(table.step.desc()).limit(1)
     if (applied := session.execute(query).first()) is not None:
         return applied[1], f"what the trainer applied at step {applied[0]}"
-    initial = session.get_one(Run, pair.run_id).initial_learning_rate
+    initial = session.get_one(Run, pair.key.run_id).initial_learning_rate
     return initial, None if initial is None else "the run's initial learning rate, because the step has none of its own"
 
 

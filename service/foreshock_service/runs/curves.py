@@ -21,7 +21,7 @@ from foreshock.errors import did_you_mean
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics import conditions, token_ids
 from foreshock_service.platform import columnar, pagination, parameters, problem, security
-from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import NewestMeasurement, measurements
 from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.measurements import check_comparison, read_statistics
@@ -103,10 +103,8 @@ def list_measures(_: security.Reader) -> pagination.Page[MeasureRecord]:
 
 @router.get("/runs/{run}/measurements", response_model=MeasurementsRead, responses=columnar.FORMATS)
 def read_measurements(
-    run: run_endpoints.RunIdentifier,
+    asked: run_endpoints.RunToRead,
     request: Request,
-    context: Context,
-    principal: security.Reader,
     comparison: Annotated[list[parameters.Name] | None, Query(max_length=100, description="absent: all")] = None,
     measure: Annotated[list[parameters.Name] | None, Query(max_length=200, description="absent: all")] = None,
     from_step: parameters.FromStep = 0,
@@ -118,8 +116,8 @@ def read_measurements(
     """Return curves over steps, by column: JSON, CSV or Parquet. A curve of `max_points` is one comparison."""
     media_type = columnar.choose_format(request.headers.get("accept"), format_name)
     query = CurveQuery(comparison or (), measure or (), attempt, from_step, to_step, max_points)
-    with context.database.read() as session:
-        curves = read_curves(session, context, principal, run, query)
+    with asked.reading() as session:
+        curves = read_curves(session, asked.context, asked.principal, asked.run, query)
     beside = {
         "incomplete_steps": [to_json(step) for step in curves.incomplete],
         "statistics_steps": [to_json(step) for step in curves.statistics],
@@ -131,17 +129,13 @@ def read_measurements(
     "/runs/{run}/steps/{step}/buckets", response_model=BucketsRecord | TokenIdsRecord, responses=columnar.FORMATS
 )
 def read_buckets(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
+    asked: attempts.StepOfRequest,
     request: Request,
-    context: Context,
-    principal: security.Reader,
     comparison: Comparison = TRAINER_ROLLOUT,
     by: Annotated[By, Query(description="condition that defines the buckets")] = "probability",
     limit: Annotated[
         int, Query(ge=1, le=token_ids.KEPT_TOKEN_IDS, description="maximum number of token ids")
     ] = token_ids.KEPT_TOKEN_IDS,
-    attempt: parameters.ActiveOrAttempt = None,
     format_name: columnar.Format = None,
 ) -> Response:
     """Return the mismatch in buckets of the token's probability under the behaviour score, or of another condition.
@@ -150,9 +144,10 @@ def read_buckets(
     have a row for each bucket, low ≤ value < high (empty: unbounded), or for each token id.
     """
     media_type = columnar.choose_format(request.headers.get("accept"), format_name)
-    with context.database.read() as session:
-        statistics = read_statistics(session, principal, run, step, attempt, comparison)
-        coverage = coverage_of_step(session, attempts.resolve_step(session, run, step, attempt), statistics.rollouts)
+    with asked.reading() as session:
+        key = asked.key(session)
+        statistics = read_statistics(session, key, comparison)
+        coverage = coverage_of_step(session, key, statistics.rollouts)
         found: BucketsRecord | TokenIdsRecord
         if by == "token_id":
             ids = statistics.token_id_table(limit)
@@ -176,7 +171,7 @@ def read_buckets(
                 columns=parse(BucketColumns, table.columns()),
                 coverage=coverage,
             )
-        shown = to_json(with_shards(session, run, step, attempt, found))
+        shown = to_json(with_shards(session, key, found))
     if media_type == columnar.JSON_MEDIA_TYPE:
         return columnar.columnar_response(request, orjson.dumps(shown), media_type)
     bounds = {"low": shown["edges"][:-1], "high": shown["edges"][1:]} if "edges" in shown else {}

@@ -6,10 +6,10 @@ are then read from the stored data when the run is advanced.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 from fastapi import Query
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes, to_json
@@ -20,7 +20,7 @@ from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, StoredFinding
-from foreshock_service.runs import due, events, run_endpoints, runs
+from foreshock_service.runs import due, events, run_endpoints
 
 router = parameters.api_router(prefix="/v1", tags=["findings"])
 
@@ -28,16 +28,6 @@ _Several = Query(max_length=20, description="absent: all")
 _KEY = ("run_id", "source", "name")
 _CHANGES = ("severity", "steps", "first_step", "newest_step")
 _ORDER = (StoredFinding.changed_at_us, StoredFinding.run_id, StoredFinding.source, StoredFinding.name)
-
-
-class FindingFilter(NamedTuple):
-    """Selects findings; an empty field restricts nothing. A run's project must equal all of `projects`."""
-
-    projects: tuple[str, ...] = ()
-    run_id: str | None = None
-    sources: tuple[FindingSource, ...] = ()
-    severities: tuple[Severity, ...] = ()
-    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +51,7 @@ Read = Callable[[Session, str], Sequence[Finding]]
 
 @router.get("/runs/{run}/findings")
 def list_findings(
-    run: run_endpoints.RunIdentifier,
-    context: Context,
-    principal: security.Reader,
+    asked: run_endpoints.RunToRead,
     source: Annotated[list[FindingSource] | None, _Several] = None,
     severity: Annotated[list[Severity] | None, _Several] = None,
     cursor: pagination.Cursor = None,
@@ -71,13 +59,11 @@ def list_findings(
 ) -> pagination.Page[FindingRecord]:
     """Return what is concluded from the run's stored data: causes of mismatch and warnings of the lint.
 
-    The last changed comes first. Attributed causes, and findings that late data or a resume takes away, are up to date
-    within seconds.
+    The last changed comes first. They are up to date within seconds.
     """
-    chosen = FindingFilter(run_id=run, sources=tuple(source or ()), severities=tuple(severity or ()))
-    with context.database.read() as session:
-        runs.get_run(session, principal, run)
-        return findings_of_runs(session, chosen, cursor, limit)
+    with asked.reading() as session:
+        chosen = pagination.among((StoredFinding.source, source), (StoredFinding.severity, severity))
+        return _page(session, [StoredFinding.run_id == asked.run, *chosen], cursor, limit)
 
 
 @router.get("/findings")
@@ -92,38 +78,21 @@ def list_findings_of_runs(
     limit: pagination.Limit = pagination.DEFAULT_LIMIT,
 ) -> pagination.Page[FindingRecord]:
     """Return the findings of all runs that the key may see, the last changed first."""
-    chosen = FindingFilter(
-        projects=principal.projects(project),
-        sources=tuple(source or ()),
-        severities=tuple(severity or ()),
-        names=tuple(name or ()),
-    )
+    table = StoredFinding
+    chosen = pagination.among((table.source, source), (table.severity, severity), (table.name, name))
     with context.database.read() as session:
-        return findings_of_runs(session, chosen, cursor, limit)
+        return _page(session, [*(Run.project == each for each in principal.projects(project)), *chosen], cursor, limit)
 
 
-def findings_of_runs(
-    session: Session, chosen: FindingFilter, cursor: str | None, limit: int
+def _page(
+    session: Session, chosen: Sequence[ColumnElement[bool]], cursor: str | None, limit: int
 ) -> pagination.Page[FindingRecord]:
-    """Return one page of the chosen findings of runs that are not deleted, the last changed first."""
-    query = (
-        select(StoredFinding, Run.key, Run.project)
-        .join(Run, Run.id == StoredFinding.run_id)
-        .where(Run.deleted_at_us.is_(None), *(Run.project == project for project in chosen.projects))
-    )
-    if chosen.run_id is not None:
-        query = query.where(StoredFinding.run_id == chosen.run_id)
-    for column, values in (
-        (StoredFinding.source, chosen.sources),
-        (StoredFinding.severity, chosen.severities),
-        (StoredFinding.name, chosen.names),
-    ):
-        if values:
-            query = query.where(column.in_(values))
+    query = select(StoredFinding, Run.key, Run.project).join(Run, Run.id == StoredFinding.run_id)
 
     def read(rows: Sequence[Any]) -> list[FindingRecord]:
         return [from_attributes(FindingRecord, row, run=row.run_id, run_key=key, project=of) for row, key, of in rows]
 
+    query = query.where(Run.deleted_at_us.is_(None), *chosen)
     return pagination.page_of_query(session, query, _ORDER, cursor, limit, read)
 
 

@@ -22,7 +22,6 @@ from foreshock.lint.report import outcome_records
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
 from foreshock_service.platform import parameters, problem, security
-from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, ShardLint, StepLint
 from foreshock_service.runs import attempts, due, events, findings, judging, run_endpoints, runs, scalars, steps
@@ -42,23 +41,18 @@ class LintNotFound(problem.ProblemError, status=404, problem_type="lint-not-foun
 
 
 @router.get("/lint")
-def read_run_lint(
-    run: run_endpoints.RunIdentifier,
-    context: Context,
-    principal: security.Reader,
-    attempt: parameters.ActiveOrAttempt = None,
-) -> records.RunLintRecord:
+def read_run_lint(asked: run_endpoints.RunToRead, attempt: parameters.ActiveOrAttempt = None) -> records.RunLintRecord:
     """Return the warnings of the run's closed steps, with the first and the newest step of each."""
-    with context.database.read() as session:
-        return read_run(session, principal, run, attempt)
+    with asked.reading() as session:
+        return read_run(session, asked.principal, asked.run, attempt)
 
 
 @router.get("/steps/{step}/lint")
 def read_step_lint(asked: attempts.StepOfRequest) -> records.LintRecord:
     """Return the lint of this step's log-probs: named warnings with evidence, and the checks that were not made."""
-    run, step, attempt = asked.run, asked.step, asked.attempt
-    with asked.context.database.read() as session:
-        return steps.with_shards(session, run, step, attempt, read_step(session, asked.principal, run, step, attempt))
+    with asked.reading() as session:
+        found = read_step(session, asked.principal, asked.run, asked.step, asked.attempt)
+        return steps.with_shards(session, asked.key(session), found)
 
 
 def store_evidence(session: Session, key: events.StepKey, shard: int, part: judging.LintPart) -> None:

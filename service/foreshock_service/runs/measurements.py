@@ -15,7 +15,7 @@ from foreshock import clock, comparisons, errors, json_values
 from foreshock.measures import comparison_statistics, pooling, registry, rollout_summaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.scorers import SCORERS, VARIANTS, score_name
-from foreshock_service.platform import problem, security
+from foreshock_service.platform import problem
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.runs import attempts, events, shard_decoding
 
@@ -137,35 +137,29 @@ def is_run_out_of_date(session: Session, run_id: str) -> bool:
 
 
 def read_statistics(
-    session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None, comparison: str
+    session: Session, key: events.StepKey, comparison: str
 ) -> comparison_statistics.ComparisonStatistics:
     """Return the folded statistics of a comparison at a step; raises as `stored_statistics`."""
-    found = stored_statistics(session, principal, run_id, step, attempt, comparison)
+    found = stored_statistics(session, key, comparison)
     return comparison_statistics.ComparisonStatistics.from_bytes(found.statistics)
 
 
-def stored_statistics(
-    session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None, comparison: str
-) -> tables.MeasurementStatistics:
+def stored_statistics(session: Session, key: events.StepKey, comparison: str) -> tables.MeasurementStatistics:
     """Return the row with statistics and summaries of a comparison at a step.
 
     Raises UnknownComparison, MeasurementNotFound naming the available ones, StatisticsOutOfDate if another release
     measured it.
     """
     check_comparison(comparison)
-    key = attempts.visible_step(session, principal, run_id, step, attempt)
     found = session.get(tables.MeasurementStatistics, (*key, comparison))
     if found is None:
-        query = (
-            select(tables.measurements.c.comparison)
-            .filter_by(**key._asdict())
-            .order_by(tables.measurements.c.comparison)
-        )
+        name = tables.measurements.c.comparison
+        query = select(name).filter_by(**key._asdict()).order_by(name)
         there = ", ".join(session.scalars(query)) or "nothing yet"
-        raise MeasurementNotFound(f"step {step} of attempt {key.attempt} has no {comparison}: measured is {there}")
+        raise MeasurementNotFound(f"step {key.step} of attempt {key.attempt} has no {comparison}: measured is {there}")
     if found.statistics_version != STATISTICS_VERSION:
         raise StatisticsOutOfDate(
-            f"{comparison} of step {step} was measured by another release (statistics of version "
+            f"{comparison} of step {key.step} was measured by another release (statistics of version "
             f"{found.statistics_version}, this release reads {STATISTICS_VERSION}): run `foreshock remeasure`"
         )
     return found

@@ -1,5 +1,8 @@
 """HTTP: runs, and the run that a path names."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request, Response, status
@@ -47,6 +50,28 @@ def _find(context: ServiceContext, request: Request, project: str | None, segmen
         return service.id_of_key(session, principal, project, parameters.decoded_segment(segment))
 
 
+@dataclass(frozen=True, slots=True)
+class AskedRun:
+    """The run that a request names, and who asks."""
+
+    context: ServiceContext
+    principal: security.Principal
+    run: str
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Open a session that reads the run. Raises RunNotFound, RunDeleted."""
+        with self.context.database.read() as session:
+            service.get_run(session, self.principal, self.run)
+            yield session
+
+
+async def _run_to_read(run: RunIdentifier, context: Context, principal: security.Reader) -> AskedRun:
+    return AskedRun(context, principal, run)
+
+
+RunToRead = Annotated[AskedRun, Depends(_run_to_read)]
+
 router = parameters.api_router(prefix="/v1/runs", tags=["runs"])
 
 
@@ -91,10 +116,10 @@ def list_runs(
 
 
 @router.get("/{run}")
-def read_run(run: RunIdentifier, context: Context, principal: security.Reader) -> runs.RunRecord:
+def read_run(asked: RunToRead) -> runs.RunRecord:
     """Return one run."""
-    with context.database.read() as session:
-        return service.run_records(session, [service.get_run(session, principal, run)])[0]
+    with asked.reading() as session:
+        return service.run_records(session, [service.get_run(session, asked.principal, asked.run)])[0]
 
 
 @router.patch("/{run}")

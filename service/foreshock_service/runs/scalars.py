@@ -17,7 +17,7 @@ from foreshock import clock, json_values
 from foreshock.api.runs import MOST_SCALARS
 from foreshock.diagnosis.evaluations import is_evaluation
 from foreshock.diagnosis.quantities import FIRST_SOURCE
-from foreshock_service.platform import columnar, parameters, security
+from foreshock_service.platform import columnar, pagination, parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
@@ -75,10 +75,8 @@ def put_scalars(
 
 @router.get("/scalars", response_model=ScalarsRead, responses=columnar.FORMATS)
 def read_scalars(
-    run: run_endpoints.RunIdentifier,
+    asked: run_endpoints.RunToRead,
     request: Request,
-    context: Context,
-    principal: security.Reader,
     source: Annotated[list[parameters.Name] | None, Query(max_length=100)] = None,
     name: Annotated[list[parameters.Name] | None, Query(max_length=1000)] = None,
     attempt: parameters.ActiveOrAttempt = None,
@@ -93,10 +91,9 @@ def read_scalars(
     """
     media_type = columnar.choose_format(request.headers.get("accept"), format_name)
     parameters.check_step_range(from_step, to_step)
-    with context.database.read() as session:
-        runs.get_run(session, principal, run)
-        chosen = attempts.rows_of_steps(session, run, attempt, Scalar, from_step, to_step)
-        table = scalar_table(session, context.settings, run, chosen, source or (), name or (), max_points)
+    with asked.reading() as session:
+        chosen = attempts.rows_of_steps(session, asked.run, attempt, Scalar, from_step, to_step)
+        table = scalar_table(session, asked.context.settings, asked.run, chosen, source, name, max_points)
     return columnar.columnar_response(request, columnar.render(table, media_type), media_type)
 
 
@@ -105,19 +102,16 @@ def scalar_table(
     settings: Settings,
     run_id: str,
     chosen: ColumnElement[bool],
-    sources: Sequence[str] = (),
-    names: Sequence[str] = (),
+    sources: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
     max_points: int | None = None,
 ) -> columnar.ColumnTable:
     """Return step, attempt, source, name and value of chosen rows, ordered by name, source, step and attempt.
 
     No sources or names: all. Raises AnswerTooLarge beyond the settings' caps, before more is read.
     """
-    query = select(*(getattr(Scalar, column) for column in _COLUMNS)).where(Scalar.run_id == run_id, chosen)
-    if sources:
-        query = query.where(Scalar.source.in_(sources))
-    if names:
-        query = query.where(Scalar.name.in_(names))
+    among = pagination.among((Scalar.source, sources), (Scalar.name, names))
+    query = select(*(getattr(Scalar, column) for column in _COLUMNS)).where(Scalar.run_id == run_id, chosen, *among)
     most = columnar.most_values(settings, max_points)
     table = columnar.read_columns(session, query, _COLUMNS, most, {}).sorted_by("name", "source", "step", "attempt")
     if max_points is not None:

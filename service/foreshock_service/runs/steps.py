@@ -11,10 +11,9 @@ from foreshock.api.records import from_attributes
 from foreshock.api.runs import Coverage, IncompleteStep, OfStep, StatisticsStep, StepRecord
 from foreshock.clock import now_us
 from foreshock.diagnosis.wording import ranks_in_words
-from foreshock_service.platform import pagination, parameters, problem, security
-from foreshock_service.platform.context import Context
+from foreshock_service.platform import pagination, parameters, problem
 from foreshock_service.platform.database.tables import Run, Shard, Step
-from foreshock_service.runs import attempts, due, events, run_endpoints, runs, shard_decoding
+from foreshock_service.runs import attempts, due, events, run_endpoints, shard_decoding
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
@@ -30,19 +29,16 @@ class ShardCountConflict(problem.ProblemError, status=409, problem_type="shard-c
 
 @router.get("")
 def list_steps(
-    run: run_endpoints.RunIdentifier,
-    context: Context,
-    principal: security.Reader,
+    asked: run_endpoints.RunToRead,
     attempt: parameters.ActiveOrAttempt = None,
     cursor: pagination.Cursor = None,
     limit: pagination.Limit = 200,
 ) -> pagination.Page[StepRecord]:
     """List the steps of a run, in order."""
-    with context.database.read() as session:
-        runs.get_run(session, principal, run)
+    with asked.reading() as session:
         after = int(pagination.decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
         # A forged cursor may have the largest number of 64 bits, which has no next one.
-        rows = steps_after(session, run, attempt, min(after, parameters.LARGEST_STEP), limit + 1)
+        rows = steps_after(session, asked.run, attempt, min(after, parameters.LARGEST_STEP), limit + 1)
     return pagination.page_of(rows, limit, lambda step: (step.step,))
 
 
@@ -233,9 +229,8 @@ def incomplete_step(step: Step | None) -> IncompleteStep | None:
     return from_attributes(IncompleteStep, step, shards=step.received_shards)
 
 
-def with_shards(session: Session, run_id: str, step: int, attempt: int | None, answer: Answer) -> Answer:
+def with_shards(session: Session, key: events.StepKey, answer: Answer) -> Answer:
     """Return the answer with a note of the shards that its step lacks."""
-    key = attempts.resolve_step(session, run_id, step, attempt)
     return replace(answer, incomplete=incomplete_step(find_step(session, key)))
 
 

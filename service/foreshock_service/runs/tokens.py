@@ -19,19 +19,10 @@ from foreshock.api import records, runs
 from foreshock.api.steps import TokensRecord
 from foreshock.rollouts import parquet_files, schema
 from foreshock_service.platform import columnar, parameters, problem, request_guards, security
-from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.runs import (
-    attempts,
-    chosen_tokens,
-    curves,
-    events,
-    measurements,
-    run_endpoints,
-    shards,
-    steps,
-)
+from foreshock_service.runs import attempts, chosen_tokens, curves, events, measurements, shards, steps
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
@@ -87,11 +78,8 @@ class FoundTokens:
 
 @router.get("/tokens", response_model=TokensRecord, responses=columnar.FORMATS)
 def read_tokens(
-    run: run_endpoints.RunIdentifier,
-    step: parameters.StepPath,
+    asked: attempts.StepOfRequest,
     request: Request,
-    context: Context,
-    principal: security.Reader,
     comparison: curves.Comparison = comparisons.TRAINER_ROLLOUT,
     worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest |d| first")] = 20,
     sample_id: Annotated[
@@ -99,7 +87,6 @@ def read_tokens(
     ] = None,
     from_position: Annotated[int, Query(ge=0, le=LARGEST_POSITION, description="first, of a rollout")] = 0,
     to_position: Annotated[int, Query(ge=0, le=LARGEST_POSITION, description="last, of a rollout")] = LARGEST_POSITION,
-    attempt: parameters.ActiveOrAttempt = None,
     format_name: columnar.Format = None,
 ) -> Response:
     """Return the worst tokens of a step, or one rollout token by token, with each scorer's log-prob.
@@ -107,8 +94,8 @@ def read_tokens(
     CSV and Parquet have a row for each token, and of each scorer a column `log_prob.` with its name.
     """
     media_type = columnar.choose_format(request.headers.get("accept"), format_name)
-    query = TokenQuery(run, step, attempt, comparison, worst, sample_id, from_position, to_position)
-    found = find_tokens(context, principal, query)
+    query = TokenQuery(asked.run, asked.step, asked.attempt, comparison, worst, sample_id, from_position, to_position)
+    found = find_tokens(asked.context, asked.principal, query)
     body = _tokens_json(found) if media_type == columnar.JSON_MEDIA_TYPE else columnar.render(found.table, media_type)
     return columnar.columnar_response(request, body, media_type)
 
@@ -127,7 +114,7 @@ def export_rollouts(asked: attempts.StepOfRequest) -> StreamingResponse:
     """
     context = asked.context
     with context.database.read() as session:
-        key = attempts.key_of(session, asked)
+        key = asked.key(session)
         files = shards.shards_with_tokens(session, key)
     if not files:
         raise RolloutNotFound(f"the run has no rollouts of step {key.step}")

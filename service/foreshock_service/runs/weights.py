@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fastapi import Request, status
-from sqlalchemy import select, tuple_, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session, defer
 from starlette.concurrency import run_in_threadpool
 
@@ -89,23 +89,16 @@ def _ingest(context: ServiceContext, principal: security.Principal, key: StepKey
 
 @router.get("/weights")
 def list_weights(
-    run: run_endpoints.RunIdentifier,
-    context: Context,
-    principal: security.Reader,
-    cursor: pagination.Cursor = None,
-    limit: pagination.Limit = 200,
+    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[WeightsRecord]:
     """List what each engine held after each weight sync, as the notary found it, by step and engine."""
-    with context.database.read() as session:
-        runs.get_run(session, principal, run)
-        after = pagination.decode_cursor(cursor, (int, int, str)) if cursor is not None else (-1, -1, "")
-        table = WeightsReport
-        position = (table.step, table.attempt, table.holder)
-        judged = (table.run_id == run, table.verdict.is_not(None), tuple_(*position) > after)
-        query = select(table).options(defer(table.report))
-        rows = session.scalars(query.where(*judged).order_by(*position).limit(limit + 1))
-        found = [_record(row) for row in rows]
-    return pagination.page_of(found, limit, lambda row: (row.step, row.attempt, f"{_ENGINE}{row.engine}"))
+    table = WeightsReport
+    judged = select(table).options(defer(table.report)).where(table.run_id == asked.run, table.verdict.is_not(None))
+    with asked.reading() as session:
+        return pagination.page_of_query(
+            session, judged, (table.step, table.attempt, table.holder), cursor, limit,
+            lambda rows: [_record(row) for (row,) in rows], rising=True,
+        )  # fmt: skip
 
 
 def _store_reports(

@@ -54,9 +54,7 @@ def alerts_of_run(
 ) -> pagination.Page[AlertRecord]:
     """Return one page of a run's alerts, newest step first; no states: all of them. Raises RunNotFound, RunDeleted."""
     runs.get_run(session, principal, run_id)
-    query = select(Alert).where(Alert.run_id == run_id)
-    if states:
-        query = query.where(Alert.state.in_(states))
+    query = select(Alert).where(Alert.run_id == run_id, *pagination.among((Alert.state, states)))
     return pagination.page_of_query(
         session, query, (Alert.step, Alert.id), cursor, limit,
         lambda rows: [from_attributes(AlertRecord, row) for (row,) in rows],
@@ -97,7 +95,7 @@ def _chosen_alerts(chosen: AlertFilter) -> Select[Alert, Run]:
     query = select(Alert, Run).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
     query = query.where(*(Run.project == project for project in chosen.projects))
     of_column = ((Alert.state, chosen.states), (Alert.severity, chosen.severities), (Alert.rule, chosen.rules))
-    return query.where(*(column.in_(values) for column, values in of_column if values))
+    return query.where(*pagination.among(*of_column))
 
 
 def _of_run(alert: Alert, run: Run) -> AlertOfRun:
@@ -308,9 +306,7 @@ AlertIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$"
 
 @router.get("/runs/{run}/alerts", response_model=pagination.Page[AlertRecord], responses=long_polls.NOT_MODIFIED)
 async def list_alerts(
-    run: run_endpoints.RunIdentifier,
-    context: Context,
-    principal: security.Reader,
+    asked: run_endpoints.RunToRead,
     polls: long_polls.LongPollsOfApp,
     state: Annotated[list[AlertState] | None, Query(max_length=4, description="absent: all")] = None,
     cursor: pagination.Cursor = None,
@@ -324,13 +320,13 @@ async def list_alerts(
 
     With `wait` and If-None-Match the answer comes when an alert of the run has changed since that answer.
     """
-    await polls.until_changed(principal, run, lambda version: version.of_alerts, if_none_match, wait)
+    await polls.until_changed(asked.principal, asked.run, lambda version: version.of_alerts, if_none_match, wait)
 
     def answer() -> Response:
-        with context.database.read() as session:
+        with asked.reading() as session:
             # Read first: alerts newer than their entity tag end the next poll at once, but older ones would be kept.
-            newest = version(session, run)
-            found = alerts_of_run(session, principal, run, state or (), cursor, limit)
+            newest = version(session, asked.run)
+            found = alerts_of_run(session, asked.principal, asked.run, state or (), cursor, limit)
         return long_polls.tagged_response(str(newest), found, if_none_match)
 
     return await run_in_threadpool(answer)

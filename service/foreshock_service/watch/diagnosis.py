@@ -29,8 +29,7 @@ from foreshock.diagnosis.quantities import (
 )
 from foreshock.diagnosis.reward import COLLAPSE_RULE
 from foreshock.lint.checks.sampling import RAW
-from foreshock_service.platform import parameters, security
-from foreshock_service.platform.context import Context
+from foreshock_service.platform import parameters
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.runs import (
     attempts,
@@ -73,11 +72,10 @@ router = parameters.api_router(prefix="/v1/runs/{run}/diagnosis", tags=["diagnos
 
 
 @router.get("")
-def read_diagnosis(run: run_endpoints.RunIdentifier, context: Context, principal: security.Reader) -> Diagnosis:
+def read_diagnosis(asked: run_endpoints.RunToRead) -> Diagnosis:
     """Return the diagnosis of a run: verdict, headline, what happened in order, causes, what to do, what is missing."""
-    with context.database.read() as session:
-        runs.get_run(session, principal, run)
-        return diagnosis_of_run(session, run)
+    with asked.reading() as session:
+        return diagnosis_of_run(session, asked.run)
 
 
 def diagnosis_of_run(session: Session, run_id: str) -> Diagnosis:

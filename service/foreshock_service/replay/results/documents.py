@@ -116,7 +116,7 @@ class DocumentKind(Generic[Body]):
         of_pair = () if pair is None else (ProbeResult.pair == pair,)
         found: dict[str, tuple[ProbeResult, Probe]] = {}
         with asked.context.database.read() as session:
-            key = attempts.key_of(session, asked)
+            key = asked.key(session)
             query = self.published(of_step(ProbeResult, key), *of_pair)
             for row, probe in session.execute(query.limit(_MOST_READ)):
                 found.setdefault(row.pair, (row, probe))

@@ -5,11 +5,15 @@ from typing import Annotated, Any
 
 from fastapi import Body, Depends, Header, Query, Response, status
 from pydantic import BaseModel
+from sqlalchemy import select
 
+from foreshock.api.records import from_attributes
 from foreshock.api.watch import DecisionRecord
+from foreshock.learning_rate.decisions import Decision
 from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.platform.database.tables import AdviceDecision
+from foreshock_service.runs.run_endpoints import RunIdentifier, RunToRead
 from foreshock_service.watch import long_polls
 from foreshock_service.watch.advice import schemas, service
 
@@ -33,20 +37,18 @@ _NOT_COUNTED: dict[int | str, dict[str, Any]] = {
 
 
 async def _changed(
-    run: RunIdentifier,
-    context: Context,
-    principal: security.Reader,
+    asked: RunToRead,
     polls: long_polls.LongPollsOfApp,
     step: AskedStep = None,
     wait: Wait = 0.0,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Read:
     """Wait for a change if the request asks for it; return the function that answers."""
-    await polls.until_changed(principal, run, lambda version: version.of_advice, if_none_match, wait)
+    await polls.until_changed(asked.principal, asked.run, lambda version: version.of_advice, if_none_match, wait)
 
     def read(answer_of: Callable[[service.Snapshot, int | None], BaseModel]) -> Response:
-        with context.database.read() as session:
-            found = service.read_snapshot(session, principal, run)
+        with asked.context.database.read() as session:
+            found = service.read_snapshot(session, asked.principal, asked.run)
             return long_polls.tagged_response(found.version, answer_of(found, step), if_none_match)
 
     return read
@@ -115,12 +117,18 @@ def _counted(refused: schemas.ReportNotCounted | None) -> Response:
 
 @router.get("/lr-advice/decisions")
 def list_decisions(
-    run: RunIdentifier,
-    context: Context,
-    principal: security.Reader,
-    cursor: pagination.Cursor = None,
-    limit: pagination.Limit = 200,
+    asked: RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[DecisionRecord]:
     """Return a page of the append-only log of decisions, oldest first."""
-    with context.database.read() as session:
-        return service.list_decisions(session, principal, run, cursor, limit)
+    table = AdviceDecision
+    with asked.reading() as session:
+        return pagination.page_of_query(
+            session, select(table).where(table.run_id == asked.run), (table.revision,), cursor, limit,
+            lambda rows: [_decision_record(row) for (row,) in rows], rising=True,
+        )  # fmt: skip
+
+
+def _decision_record(row: AdviceDecision) -> DecisionRecord:
+    made = Decision.from_json(row.decision)
+    value: Any = made.scale if made.kind == "loop" else made.value
+    return from_attributes(DecisionRecord, row, lever=made.lever, value=value)

@@ -14,9 +14,8 @@ from foreshock.learning_rate import remedy
 from foreshock.learning_rate.control_loop import LoopSettings
 from foreshock.learning_rate.decisions import AdviceState
 from foreshock.learning_rate.levers import Correction, Rollback
-from foreshock_service.platform import security
 from foreshock_service.platform.database import tables
-from foreshock_service.runs import checkpoints, corrections, lint, measurements
+from foreshock_service.runs import attempts, checkpoints, corrections, lint, measurements
 from foreshock_service.watch import alerts
 
 _JUDGED_STEPS: Final = 5
@@ -62,9 +61,9 @@ def situation_of(
 def _effective_sample(session: Session, run_id: str, step: int | None, asked: Correction) -> float | None:
     if step is None:
         return None
+    key = attempts.resolve_step(session, run_id, step, None)
     try:
-        # Whoever asks may see the run.
-        pair = corrections.read_pair(session, security.UNRESTRICTED, run_id, step, None, comparisons.TRAINER_ROLLOUT)
+        pair = corrections.read_pair(session, key, comparisons.TRAINER_ROLLOUT)
     except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate):
         return None
     return remedy.effective_sample(asked, pair.statistics, pair.summaries)

@@ -13,14 +13,13 @@ from typing import Any
 from sqlalchemy import BindParameter, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from foreshock.api import records, watch
 from foreshock.clock import now_us
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
 from foreshock.learning_rate import decisions, length_decay, reasons
 from foreshock.learning_rate.control_loop import LoopSettings, LoopState
 from foreshock.learning_rate.modes import AdviceMode, Author, BesideTheRate, Lever
 from foreshock.learning_rate.remedy import Remedy, decide_remedy, finding
-from foreshock_service.platform import audit, pagination, problem, security
+from foreshock_service.platform import audit, problem, security
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.runs import attempts, events, runs
 from foreshock_service.watch import alerts, long_polls
@@ -282,24 +281,6 @@ def _in_force(state: decisions.AdviceState, lever: Lever, step: int) -> dict[str
         return {"scale": state.scale(step)}
     value = state.lever(lever).advised(step)
     return {lever: None if value is None else dataclasses.asdict(value)}
-
-
-def list_decisions(
-    session: Session, principal: security.Principal, run_id: str, cursor: str | None, limit: int
-) -> pagination.Page[watch.DecisionRecord]:
-    """Return one page of the log of decisions, oldest first."""
-    runs.get_run(session, principal, run_id)
-    table = tables.AdviceDecision
-    return pagination.page_of_query(
-        session, select(table).where(table.run_id == run_id), (table.revision,), cursor, limit,
-        lambda rows: [_decision_record(row) for (row,) in rows], rising=True,
-    )  # fmt: skip
-
-
-def _decision_record(row: tables.AdviceDecision) -> watch.DecisionRecord:
-    made = decisions.Decision.from_json(row.decision)
-    value: Any = made.scale if made.kind == "loop" else made.value
-    return records.from_attributes(watch.DecisionRecord, row, lever=made.lever, value=value)
 
 
 def _applied(session: Session, run_id: str, attempt: int) -> schemas.AppliedRead | None:

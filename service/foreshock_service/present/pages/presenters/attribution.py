@@ -19,7 +19,7 @@ from foreshock_service.present.pages.figures import Figure, Missing, attribution
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.rendering import DASH, Value, count, judged_value, number
 from foreshock_service.replay.attribution import service as attributions
-from foreshock_service.runs import corrections, measurements
+from foreshock_service.runs import attempts, corrections, measurements
 
 # A step whose probe is not complete may have replayed scores but no attribution, so a few older steps are tried.
 STEPS_TRIED = 5
@@ -214,7 +214,8 @@ def measure_value(column: str, value: float | None, model_kind: ModelKind | None
 def corrections_part(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]:
     """Return the corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
     try:
-        pair = corrections.read_pair(viewing.session, viewing.principal, run_id, step, None, TRAINER_ROLLOUT)
+        key = attempts.visible_step(viewing.session, viewing.principal, run_id, step, None)
+        pair = corrections.read_pair(viewing.session, key, TRAINER_ROLLOUT)
     except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate) as error:
         return {"rows": (), "missing": f"{error.detail}."}
     evaluations = corrections.usual_evaluations(pair)

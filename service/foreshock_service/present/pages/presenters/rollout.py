@@ -63,7 +63,8 @@ def _drawn_in_words(sample: chosen_tokens.TokenSample) -> str:
 def statistics_of_step(viewing: Viewing, run: Run, step: int) -> ComparisonStatistics | str:
     """Return the statistics of trainer/rollout at a step, or the reason why there are none."""
     try:
-        return measurements.read_statistics(viewing.session, viewing.principal, run.id, step, None, TRAINER_ROLLOUT)
+        key = attempts.resolve_step(viewing.session, run.id, step, None)
+        return measurements.read_statistics(viewing.session, key, TRAINER_ROLLOUT)
     except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate) as error:
         return f"{error.detail}."
 
