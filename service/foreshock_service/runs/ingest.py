@@ -17,7 +17,7 @@ from foreshock.clock import now_us
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform import parameters, problem, request_guards, security, uploads
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.tables import Shard, Step
+from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding import worker
 from foreshock_service.platform.store import removal, tokens
 from foreshock_service.runs import (
@@ -92,18 +92,18 @@ async def put_shard(
     as_statistics = request.scope["route"].name == _OF_STATISTICS
     address = ShardAddress(events.StepKey(run, attempt, step), shard, shards, as_statistics)
     # Checked before the body, so that a refused upload is not received.
-    is_known = await run_in_threadpool(check_address, context, principal, address)
+    await run_in_threadpool(check_address, context, principal, address)
     expected = STATISTICS_MEDIA_TYPE if as_statistics else request_guards.PARQUET_MEDIA_TYPE
     most_bytes = context.settings.max_body_bytes
     async with uploads.received_upload(request, context.uploads, context.store, most_bytes, expected) as upload:
-        receipt = await context.uploads.run(ingest_shard, context, principal, address, upload, is_known)
+        receipt = await context.uploads.run(ingest_shard, context, principal, address, upload)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt
 
 
-def check_address(context: ServiceContext, principal: security.Principal, address: ShardAddress) -> bool:
-    """Check the address of an upload before its body is read; return whether the step has shards already.
+def check_address(context: ServiceContext, principal: security.Principal, address: ShardAddress) -> None:
+    """Check the address of an upload before its body is read.
 
     Raises RunNotFound, RunDeleted, AttemptNotFound, InvalidRequest if there is no such shard, and ShardCountConflict if
     the step was opened with another number of shards.
@@ -119,28 +119,18 @@ def check_address(context: ServiceContext, principal: security.Principal, addres
         step = steps.find_step(session, key)
     if step is not None:
         steps.check_expected_shards(step, address.shards)
-    return step is not None
 
 
 def ingest_shard(
-    context: ServiceContext,
-    principal: security.Principal,
-    address: ShardAddress,
-    upload: uploads.Upload,
-    is_known: bool,
+    context: ServiceContext, principal: security.Principal, address: ShardAddress, upload: uploads.Upload
 ) -> ShardReceipt:
     """Store a received body as a shard; the same bytes again change nothing.
-
-    If the step `is_known`, the shard is looked up before the body is decoded.
 
     Raises InvalidRolloutsError and LimitExceededError for an invalid body, ShardConflict if other bytes are stored,
     RunDeleted and AttemptNotFound. After any of these nothing is stored.
     """
-    stored = None
-    if is_known:
-        with context.database.read() as session:
-            step = steps.find_step(session, address.step_key)
-            stored = None if step is None else _shard_before(session, address, upload.digest, step)
+    with context.database.read() as session:
+        stored = _shard_before(session, address, upload.digest)
     if stored is None:
         name = tokens.shard_file_name(*address.step_key, address.shard, upload.digest)
         stored = _store_shard(context, principal, address, upload, name)
@@ -156,7 +146,7 @@ def ingest_shard(
     )
 
 
-def _shard_before(session: Session, address: ShardAddress, digest: str, step: Step) -> _Stored | None:
+def _shard_before(session: Session, address: ShardAddress, digest: str) -> _Stored | None:
     """Return the shard that was stored from these bytes, None if there is none; raise ShardConflict for other bytes."""
     key, shard = address.step_key, shards.find_shard(session, address.step_key, address.shard)
     if shard is None:
@@ -223,7 +213,7 @@ def commit_shard(
     run = runs.lock_run(session, principal, key.run_id)
     attempts.check_attempt(session, key.run_id, key.attempt)
     step = steps.find_step(session, key)
-    stored = None if step is None else _shard_before(session, address, upload.digest, step)
+    stored = None if step is None else _shard_before(session, address, upload.digest)
     if stored is not None:
         return stored
     removal.check_not_taken(session, [file])
@@ -257,6 +247,10 @@ def commit_shard(
     if decoded.step is not None:
         shards.store_fold(session, key, decoded.step)
         context.events.publish(session, events.StepClosed(*key))
-    elif shards.is_waiting(step) or diagnoses.awaits_shards(session, key.run_id):
+    elif (
+        step.received_shards >= step.expected_shards
+        or step.closed_at_us is not None
+        or diagnoses.awaits_shards(session, key.run_id)
+    ):
         due.mark(session, key.run_id)
     return _Stored("stored", shard)

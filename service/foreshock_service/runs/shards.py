@@ -6,7 +6,7 @@ upgrade, shards are measured again if their step was open or gets a late shard; 
 A step of one shard is folded by the decoder and closed by the transaction that commits the shard. Any other step is
 folded when its run is advanced (`watch/advance.py`), outside the writer and the run's lock, from a snapshot of its
 shards' statistics. The transaction that stores the fold locks the run and checks that the step still has these shards;
-if not, the fold is repeated. A late shard re-folds a closed step in the same way. Until the fold is stored,
+if not, it is folded again. A late shard re-folds a closed step in the same way. Until the fold is stored,
 `steps.folded_shards` is below `steps.received_shards`.
 """
 
@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
@@ -178,10 +178,6 @@ def _replace(key: events.StepKey, shard: int, measured: MeasuredShard, session: 
         replace_shards(session, key, [(shard, measured)])
 
 
-_TRIES = 5
-"""Folds of a step, while shards keep arriving, before it is left to the next time."""
-
-
 def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, again: bool = False) -> None:
     """Store the measurements of a step and the lint's verdict on it; `again`: it has been closed before.
 
@@ -205,49 +201,22 @@ def mark_closed(step: Step) -> None:
     step.folded_shards = step.received_shards
 
 
-def is_waiting(step: Step, grace_us: int | None = None) -> bool:
-    """Return True if the step has shards to fold and is complete, closed or overdue.
-
-    It is overdue if its last shard arrived more than `grace_us` ago (None: never), or so far in the future: the clock
-    has been set back since.
-    """
-    complete = step.received_shards >= step.expected_shards
-    overdue = grace_us is not None and abs(now_us() - step.last_shard_at_us) > grace_us
-    due = complete or step.closed_at_us is not None or overdue
-    return step.folded_shards < step.received_shards and due
-
-
 def grace_us(context: ServiceContext) -> int:
     """Return how long a step waits for its other shards, in microseconds."""
     return int(context.settings.step_grace_seconds * 1e6)
 
 
-def close_step(context: ServiceContext, key: events.StepKey, grace_us: int | None = None) -> bool:
-    """Fold and close the step if `is_waiting`; return True if it is closed now. After an error its shards stay stored.
+def close_step(context: ServiceContext, key: events.StepKey) -> bool:
+    """Fold the step's shards and close it; return False after an error, which leaves its shards stored.
 
-    The caller is the only one that folds steps of this run.
+    It stays as it is if a shard arrives meanwhile. The caller is the only one that folds steps of this run.
     """
     with RunIsolated(context.database, context.events, key.run_id, f"close its step {key.step}"):
-        return _close(context, key, grace_us)
-    return False
-
-
-def _close(context: ServiceContext, key: events.StepKey, grace_us: int | None) -> bool:
-    for _ in range(_TRIES):
-        with context.database.read() as session:
-            step = steps.find_step(session, key)
-        if step is None or not is_waiting(step, grace_us):
-            return step is not None and step.closed_at_us is not None
         bring_up_to_date(context, key)
         with context.database.read() as session:
             versions, folded = _fold(session, key)
-        outcome = context.database.write(partial(_store, context, key, versions, folded))
-        if outcome != "changed":
-            return outcome == "closed"
-    _logger.warning(
-        "step %s of attempt %s of run %s is not closed: shards kept arriving while it was folded; it is tried again",
-        *(key.step, key.attempt, key.run_id),
-    )
+        context.database.write(partial(_store, context, key, versions, folded))
+        return True
     return False
 
 
@@ -269,18 +238,14 @@ def _fold(session: Session, key: events.StepKey) -> tuple[ShardVersions, FoldedS
 
 def _store(
     context: ServiceContext, key: events.StepKey, versions: ShardVersions, folded: FoldedStep, session: Session
-) -> Literal["closed", "changed", "deleted"]:
-    """Store the fold and close the step; `changed` if the step has other shards now, `deleted` if the run is gone."""
-    run = runs.lock_run_for_background(session, key.run_id)
-    step = steps.find_step(session, key)
-    if run is None or step is None:
-        return "deleted"
-    if shard_versions(session, key) != versions:
-        return "changed"
+) -> None:
+    """Store the fold and close the step, unless it has other shards now or its run was deleted."""
+    run, step = runs.lock_run_for_background(session, key.run_id), steps.find_step(session, key)
+    if run is None or step is None or shard_versions(session, key) != versions:
+        return
     if step.folded_shards < step.received_shards:
         again = step.closed_at_us is not None
         mark_closed(step)
         store_fold(session, key, folded, again=again)
         session.flush()
         context.events.publish(session, events.StepClosed(*key))
-    return "closed"

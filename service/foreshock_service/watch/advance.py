@@ -16,9 +16,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -44,6 +43,8 @@ _TURN_SECONDS = 0.2
 _TRIES = 5
 """So often a step is closed in a turn, as its shards keep arriving."""
 
+_Findings = Mapping[FindingSource, Sequence[findings.Finding]]
+
 _FINDINGS: Mapping[FindingSource, findings.Read] = {
     "lint": lint.findings_of_run,
     "attribution": causes_of_run,
@@ -52,21 +53,6 @@ _FINDINGS: Mapping[FindingSource, findings.Read] = {
 }
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Found:
-    """What a turn has worked out: the judgement of the marked steps, and the findings of the marked sources."""
-
-    marks: Collection[due.Mark]
-    derived: derivation.Derivation | None = None
-    can_be_stored: bool = True
-    of_sources: dict[FindingSource, Sequence[findings.Finding]] = field(default_factory=dict)
-
-    @property
-    def is_whole(self) -> bool:
-        """True if no step is left for the next turn."""
-        return self.derived is None or (self.can_be_stored and self.derived.is_whole)
 
 
 class Advancing:
@@ -110,34 +96,32 @@ class Advancing:
     def advance(self, run_id: str) -> bool:
         """Advance a run if it is due, as far as one turn goes; return True if it is done."""
         database, grace_us = self._context.database, shards.grace_us(self._context)
-        found: _Found | None = None
         tried = Counter[StepKey]()
-        while found is None:
+        while True:
             with database.read() as session:
-                marks, run = due.marks_of(session, run_id), runs.find_run(session, run_id)
+                marks = due.marks_of(session, run_id)
                 if not marks:
                     return False
-                exists = run is not None and run.deleted_at_us is None
                 # After the marks: the shards of each of these are included, also of one that came while a step closed.
-                waiting = steps.waiting_steps(session, grace_us, run_id) if exists else []
-                waiting = [key for key in waiting if tried[key] < _TRIES]
-                if exists and not waiting:
-                    found = self._find(session, run_id, marks)
-            if not exists:
-                self._begun.pop(run_id, None)
-                database.write(partial(due.remove, marks=[each.id for each in marks]))
-                return True
+                waiting = [key for key in steps.waiting_steps(session, grace_us, run_id) if tried[key] < _TRIES]
+                if not waiting:
+                    derived = self._judge(session, run_id, marks)
+                    is_whole = derived is None or derived.is_whole
+                    found = self._read_findings(session, run_id, marks) if is_whole else {}
+                    break
             for key in waiting:
                 # Closing a step marks it. One that cannot be closed is tried again later (`mark_waiting_runs`).
-                tried[key] += 1 if shards.close_step(self._context, key, grace_us) else _TRIES
-        stored = database.write(partial(self._store, run_id, found)) if found.can_be_stored else "changed"
-        if stored == "changed" and found.derived is not None:
-            self._begun[run_id] = found.derived
-        return stored == "whole"
+                tried[key] += 1 if shards.close_step(self._context, key) else _TRIES
+        is_stored = (derived is None or derived.can_be_stored) and database.write(
+            partial(self._store, run_id, marks, derived, found)
+        )
+        if derived is not None and not is_stored:
+            self._begun[run_id] = derived
+        return is_stored and is_whole
 
-    def _find(self, session: Session, run_id: str, marks: Collection[due.Mark]) -> _Found:
-        """Judge the marked steps, as far as one turn goes, and then read the findings of the marked sources."""
-        found, end = _Found(marks), time.monotonic() + _TURN_SECONDS
+    def _judge(self, session: Session, run_id: str, marks: Collection[due.Mark]) -> derivation.Derivation | None:
+        """Judge the marked steps, as far as one turn goes; None if none is marked."""
+        end = time.monotonic() + _TURN_SECONDS
 
         def may_go_on() -> bool:
             return time.monotonic() < end and not self._context.stopping.is_set()
@@ -145,40 +129,52 @@ class Advancing:
         with self._isolated(run_id, "judge its steps"):
             derived = derivation.begin(session, run_id, marks, self._begun.pop(run_id, None))
             if derived is not None:
-                found.can_be_stored = derivation.go_on(session, run_id, derived, may_go_on)
-                found.derived = derived
-        for source in {each.source for each in marks if each.source is not None} if found.is_whole else ():
+                derivation.go_on(session, run_id, derived, may_go_on)
+            return derived
+        return None
+
+    def _read_findings(self, session: Session, run_id: str, marks: Collection[due.Mark]) -> _Findings:
+        """Read the findings of the marked sources."""
+        found = {}
+        for source in {each.source for each in marks if each.source is not None}:
             with self._isolated(run_id, f"read its findings of the {source}"):
-                found.of_sources[source] = _FINDINGS[source](session, run_id)
+                found[source] = _FINDINGS[source](session, run_id)
         return found
 
     def _isolated(self, run_id: str, work: str) -> RunIsolated:
         return RunIsolated(self._context.database, self._context.events, run_id, work)
 
-    def _store(self, run_id: str, found: _Found, session: Session) -> Literal["whole", "partly", "changed"]:
-        """Store what was found, decide what follows and diagnose the run; `changed` if a step has changed meanwhile."""
-        events, derived = self._context.events, found.derived
+    def _store(
+        self,
+        run_id: str,
+        marks: Collection[due.Mark],
+        derived: derivation.Derivation | None,
+        found: _Findings,
+        session: Session,
+    ) -> bool:
+        """Store what was found, decide what follows and diagnose the run; False if a step has changed meanwhile."""
+        events = self._context.events
         run = runs.lock_run_for_background(session, run_id)
         if run is not None and derived is not None:
             with isolated_part(session, events, run_id, "judge its steps"):
                 detected = derivation.store(session, run, derived)
                 if detected is None:
-                    return "changed"
+                    return False
                 for each in detected:
                     alerts.reconcile_alerts(session, each)
                     isolated(events, decide_after_detection)(session, each)
-        if not found.is_whole:
-            return "partly"
+        if run is not None and derived is not None and not derived.is_whole:
+            return True
         if run is not None:
-            for source, of_source in found.of_sources.items():
+            for source, of_source in found.items():
                 with isolated_part(session, events, run_id, f"store its findings of the {source}"):
                     findings.replace_findings(session, run_id, source, of_source)
             with isolated_part(session, events, run_id, "diagnose it"):
                 diagnosed, awaits_shards = diagnosis.diagnosis_to_store(session, run_id)
                 quiet = derived is not None and derived.judged_until >= 0
                 diagnoses.store_diagnosis(session, run_id, diagnosed, awaits_shards=awaits_shards, quiet=quiet)
-        due.remove(session, [each.id for each in found.marks])
-        return "whole"
+        due.remove(session, [each.id for each in marks])
+        return True
 
 
 def mark_waiting_runs(context: ServiceContext) -> int:

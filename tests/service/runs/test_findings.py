@@ -148,7 +148,7 @@ def test_steps_that_a_resume_supersedes_are_not_counted(sender: Sender, app: Fas
 def test_late_shard_takes_a_finding_away(sender: Sender, app: FastAPI) -> None:
     send(sender, 1, copied(healthy_batch(1)))
     send(sender, 2, copied(healthy_batch(2, groups=1)), 0, 2)
-    assert close_step(app.state.context, StepKey(sender.run, 1, 2), grace_us=-1)
+    assert close_step(app.state.context, StepKey(sender.run, 1, 2))
     assert steps_of(sender) == [(CHECK, 2, 1, 2)]
     # Most of the step is healthy, so that its verdict is another one.
     send(sender, 2, healthy_batch(3, groups=24), 1, 2)
@@ -160,7 +160,7 @@ def test_late_shard_takes_a_finding_away(sender: Sender, app: FastAPI) -> None:
 
 def test_late_shard_with_the_same_defect_is_counted_once(sender: Sender, app: FastAPI) -> None:
     send(sender, 2, copied(healthy_batch(2)), 0, 2)
-    assert close_step(app.state.context, StepKey(sender.run, 1, 2), grace_us=-1)
+    assert close_step(app.state.context, StepKey(sender.run, 1, 2))
     (before,) = sender.items("findings")
     send(sender, 2, copied(healthy_batch(3)), 1, 2)
     (after,) = sender.items("findings")

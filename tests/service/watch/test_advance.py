@@ -127,11 +127,10 @@ def disturbed_by(monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], None]) -
     """Let something else be written between the first derivation and the transaction that stores it."""
     whole, once = derivation.go_on, [disturb]
 
-    def go_on(*arguments: Any) -> bool:
-        is_done = whole(*arguments)
+    def go_on(*arguments: Any) -> None:
+        whole(*arguments)
         if once:
             once.pop()()
-        return is_done
 
     monkeypatch.setattr(derivation, "go_on", go_on)
 

@@ -56,7 +56,8 @@ class Derivation:
     """The detectors' results over the steps from `first` on: the state after the last step, the events at all steps,
     and the states to be stored.
 
-    `seen` are the marks that it includes; `is_whole`: it reaches the newest closed step. The steps up to `judged` were
+    `seen` are the marks that it includes; `is_whole`: it reaches the newest closed step; `can_be_stored`: it reaches a
+    step after which it can be stored. The steps up to `judged` were
     judged before; `judged_again` is the state after them. Nobody is told of what it finds up to `judged_until`.
     """
 
@@ -67,6 +68,7 @@ class Derivation:
     judged_until: int = -1
     seen: set[str] = field(default_factory=set)
     is_whole: bool = False
+    can_be_stored: bool = False
     events: list[tuple[rule.Event, int]] = field(default_factory=list)
     milestones: list[states.StoredState] = field(default_factory=list)
     newest: deque[tuple[int, detectors.WarningState]] = field(
@@ -171,11 +173,8 @@ def begin(session: Session, run_id: str, marks: Collection[due.Mark], begun: Der
     return derivation
 
 
-def go_on(session: Session, run_id: str, derivation: Derivation, may_go_on: Callable[[], bool]) -> bool:
-    """Derive the closed steps after the last one, all or some new ones; return True if they can be stored.
-
-    False: `may_go_on` did not allow it before the end.
-    """
+def go_on(session: Session, run_id: str, derivation: Derivation, may_go_on: Callable[[], bool]) -> None:
+    """Derive the closed steps after the last one, all or some new ones, as far as `may_go_on` allows."""
     only_new = derivation.first > derivation.judged
     at_once = _NEW_STEPS_AT_ONCE if only_new else _STEPS_READ_AT_ONCE
     while True:
@@ -183,11 +182,10 @@ def go_on(session: Session, run_id: str, derivation: Derivation, may_go_on: Call
         for step in steps:
             derivation.go_on([step])
             time.sleep(_PAUSE_SECONDS)
-        if only_new or len(steps) < at_once:
-            derivation.is_whole = len(steps) < at_once
-            return True
-        if not may_go_on():
-            return False
+        derivation.is_whole = len(steps) < at_once
+        derivation.can_be_stored = only_new or derivation.is_whole
+        if derivation.can_be_stored or not may_go_on():
+            return
 
 
 def store(session: Session, run: Run, derivation: Derivation) -> list[DetectionDerived] | None:
