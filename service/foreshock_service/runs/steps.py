@@ -12,6 +12,7 @@ from foreshock.api.runs import Coverage, IncompleteStep, OfStep, StatisticsStep,
 from foreshock.clock import now_us
 from foreshock.diagnosis.wording import ranks_in_words
 from foreshock_service.platform import pagination, parameters, problem
+from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.database.tables import Run, Shard, Step
 from foreshock_service.runs import attempts, due, events, run_endpoints, shard_decoding
 
@@ -161,15 +162,10 @@ def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:
 # The ranks of a step.
 
 
-def missing_shards_of(session: Session, key: events.StepKey, expected_shards: int) -> tuple[int, ...]:
+def missing_shards_of(session: Session, step: Step | events.StepKey, expected_shards: int) -> tuple[int, ...]:
     """Return the numbers of the step's shards that are not stored, ascending. A rank sends the shard of its number."""
-    stored = _shards_of(session, key)
+    stored = set(session.scalars(select(Shard.shard).where(of_step(Shard, step))))
     return tuple(shard for shard in range(expected_shards) if shard not in stored)
-
-
-def _shards_of(session: Session, key: events.StepKey) -> tuple[int, ...]:
-    query = select(Shard.shard).filter_by(**key._asdict()).order_by(Shard.shard)
-    return tuple(session.scalars(query))
 
 
 def silent_ranks(session: Session, closed: Sequence[Step]) -> tuple[int, ...]:

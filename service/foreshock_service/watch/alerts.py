@@ -154,13 +154,24 @@ def _change(
             session, principal, _ACTIONS[state], alert.id,
             project=run.project, run_id=run.id, before=before, after=after,
         )  # fmt: skip
-        alert.version = version(session, alert.run_id) + 1
-        alert.state = state
-        alert.changed_by = "operator"
-        alert.changed_at_us = now_us()
-        session.flush()
+        change(session, alert, "operator", state=state)
         due.mark(session, run.id)
     return alert
+
+
+def change(session: Session, alert: Alert, changed_by: str, **values: Any) -> None:
+    """Change an alert, as the next version of its run's alerts. The run is locked."""
+    values |= {"version": version(session, alert.run_id) + 1, "changed_at_us": now_us(), "changed_by": changed_by}
+    for name, value in values.items():
+        setattr(alert, name, value)
+    session.flush()
+
+
+def add(session: Session, run_id: str, **values: Any) -> None:
+    """Add an alert that the detectors or the delivery open, as the next version. The run is locked."""
+    stamp = {"version": version(session, run_id) + 1, "changed_at_us": now_us(), "changed_by": "detector"}
+    session.add(Alert(id=new_identifier("alert"), run_id=run_id, **{"opened_at_us": now_us(), **values, **stamp}))
+    session.flush()
 
 
 def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
@@ -179,33 +190,22 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
         key: _changes(known.get(key), fired.get(key), cleared.get(key), derived.from_step)
         for key in sorted(known.keys() | fired.keys(), key=lambda each: (each[1], each[0]))
     }
-    changes = {key: values for key, values in changes.items() if values}
-    if not changes:
-        return
-    newest = version(session, derived.run_id)
-    for number, (key, values) in enumerate(changes.items(), start=1):
-        stamp = {"version": newest + number, "changed_at_us": now_us(), "changed_by": "detector"}
+    for key, values in changes.items():
         if "state" in values:
             found_at = cleared.get(key) if values["state"] == "resolved" else None
-            stamp["quiet"] = (key[1] if found_at is None else found_at) <= derived.judged_until
-        if key in known:
-            _set(known[key], values | stamp)
-        else:
-            row = {"id": new_identifier("alert"), "run_id": derived.run_id, "opened_at_us": now_us(), **values, **stamp}
-            session.add(Alert(**row))
-    session.flush()
+            values["quiet"] = (key[1] if found_at is None else found_at) <= derived.judged_until
+        if key in known and values:
+            change(session, known[key], "detector", **values)
+        elif key not in known:
+            add(session, derived.run_id, **values)
 
 
 def resolve_superseded(session: Session, started: events.AttemptStarted) -> None:
     """Resolve the alerts of steps that the new attempt has superseded. The run is locked."""
-    run_id = started.run_id
-    superseded = ~attempts.active_rows(session, run_id, Alert)
-    standing = select(Alert).where(Alert.run_id == run_id, Alert.state.in_(STANDING), superseded)
-    alerts, newest = session.scalars(standing).all(), version(session, run_id)
-    for number, alert in enumerate(alerts, start=1):
-        stamp = {"version": newest + number, "changed_at_us": now_us(), "changed_by": "rewind"}
-        _set(alert, {"state": "resolved", **stamp})
-    session.flush()
+    superseded = ~attempts.active_rows(session, started.run_id, Alert)
+    standing = select(Alert).where(Alert.run_id == started.run_id, Alert.state.in_(STANDING), superseded)
+    for alert in session.scalars(standing).all():
+        change(session, alert, "rewind", state="resolved")
 
 
 def _changes(
@@ -248,11 +248,6 @@ def _columns(event: Event, attempt: int) -> dict[str, Any]:
         "moves_learning_rate": event.moves_learning_rate,
         "evidence": dict(event.evidence),
     }
-
-
-def _set(alert: Alert, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(alert, name, value)
 
 
 # Each half reads a range of an index and no other alert of the run, however many attempts the run has. `step + 0` is

@@ -15,7 +15,7 @@ from foreshock.api.watch import STANDING
 from foreshock.clock import now_us
 from foreshock.diagnosis import wording
 from foreshock.diagnosis.rule import CLIENT_LOSSES, INCOMPLETE_STEP, JUDGING_FAILED, STALE_RUN
-from foreshock_service.platform.database.tables import Alert, Step, new_identifier
+from foreshock_service.platform.database.tables import Alert, Step
 from foreshock_service.runs import due, events, runs, steps
 from foreshock_service.runs.attempts import attempts_of_run, is_active
 from foreshock_service.watch import alerts
@@ -29,21 +29,12 @@ _MOST_SHARDS = 64
 def alert_of_incomplete_step(session: Session, closed: events.StepClosed) -> None:
     """Update the alert of steps that closed without some shards; retract it when the steps are complete."""
     step = steps.find_step(session, closed.key)
-    if step is None:
-        return
-    incomplete = step.received_shards < step.expected_shards
-    if not incomplete and step.expected_shards == 1:
-        return
-    if not is_active(session, closed):
+    if step is None or step.expected_shards == 1 or not is_active(session, closed):
         return
     alert = alerts.standing_of_rule(session, closed.run_id, closed.attempt, INCOMPLETE_STEP)
-    if incomplete:
-        first = closed.step if alert is None else min(alert.step, closed.step)
-    elif alert is None or alert.step > closed.step:
-        return
-    else:
-        first = alert.step
-    _alert_of_missing(session, events.StepKey(closed.run_id, closed.attempt, first), alert)
+    first = closed.step if alert is None else min(alert.step, closed.step)
+    if step.received_shards < step.expected_shards or (alert is not None and first == alert.step):
+        _alert_of_missing(session, events.StepKey(closed.run_id, closed.attempt, first), alert)
 
 
 def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
@@ -64,9 +55,7 @@ def _alert_of_missing(session: Session, first: events.StepKey, alert: Alert | No
             _change(session, alert, {"state": "retracted"})
         return
     newest = missing[0]
-    absent = steps.missing_shards_of(
-        session, events.StepKey(newest.run_id, newest.attempt, newest.step), newest.expected_shards
-    )
+    absent = steps.missing_shards_of(session, newest, newest.expected_shards)
     silent = steps.silent_ranks(session, missing)
     if silent:
         ranks = wording.ranks_in_words(silent)
@@ -185,34 +174,11 @@ def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> No
         # A rule has one alert at a step: the resolved or retracted one is opened again.
         _change(session, again, {**values, "state": "open", "opened_at_us": now_us()})
         return
-    now = now_us()
-    session.add(
-        Alert(
-            id=new_identifier("alert"),
-            run_id=run_id,
-            attempt=attempt,
-            rule=rule,
-            step=step,
-            moves_learning_rate=False,
-            state="open",
-            cleared_step=None,
-            changed_by="detector",
-            version=alerts.version(session, run_id) + 1,
-            opened_at_us=now,
-            changed_at_us=now,
-            **values,
-        )
-    )
-    session.flush()
+    opened = {"attempt": attempt, "rule": rule, "step": step, "state": "open", "cleared_step": None, **values}
+    alerts.add(session, run_id, moves_learning_rate=False, **opened)
     due.mark(session, run_id)
 
 
 def _change(session: Session, alert: Alert, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(alert, name, value)
-    alert.version = alerts.version(session, alert.run_id) + 1
-    alert.changed_by = "detector"
-    alert.changed_at_us = now_us()
-    alert.quiet = False
-    session.flush()
+    alerts.change(session, alert, "detector", quiet=False, **values)
     due.mark(session, alert.run_id)

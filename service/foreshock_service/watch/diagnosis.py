@@ -36,7 +36,6 @@ from foreshock_service.runs import (
     changes,
     checkpoints,
     diagnoses,
-    events,
     lint,
     measurements,
     run_endpoints,
@@ -279,7 +278,7 @@ def _awaited(session: Session, run_id: str, observed: int | None) -> tuple[Await
     return tuple(
         AwaitedShards(
             each.step,
-            missing_shards_of(session, events.StepKey(run_id, each.attempt, each.step), each.expected_shards),
+            missing_shards_of(session, each, each.expected_shards),
             each.expected_shards,
             each.last_shard_at_us,
         )

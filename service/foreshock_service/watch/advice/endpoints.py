@@ -1,18 +1,22 @@
 """HTTP: advice on the learning rate, and on all levers."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import Body, Depends, Header, Query, Response, status
 from pydantic import BaseModel
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
 from foreshock.api.watch import DecisionRecord
+from foreshock.clock import now_us
 from foreshock.learning_rate.decisions import Decision
 from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables import AdviceDecision
+from foreshock_service.platform.database import engine, tables
+from foreshock_service.runs import runs
 from foreshock_service.runs.run_endpoints import RunIdentifier, RunToRead
 from foreshock_service.watch import long_polls
 from foreshock_service.watch.advice import schemas, service
@@ -74,8 +78,23 @@ def read_advice(read: Annotated[Read, Depends(_changed)]) -> Response:
 def acknowledge_lever(
     run: RunIdentifier, body: LeverAcknowledgement, context: Context, principal: security.Ingester
 ) -> Response:
-    """Report what was done with a lever beside the rate at a step, or why it is refused; as `lr-advice/ack`."""
-    return _counted(context.database.write(lambda session: service.acknowledge_lever(session, principal, run, body)))
+    """Report what was done with a lever beside the rate at a step, or why it is refused; as `lr-advice/ack`.
+
+    An older step's report changes nothing.
+    """
+    table = tables.LeverAcknowledgement
+
+    def report(session: Session) -> schemas.ReportNotCounted | None:
+        newest, attempt = service.reporting(session, principal, run, body)
+        known = session.get(table, (run, attempt, body.lever))
+        if known is None or known.step <= body.step:
+            done = None if body.done is None else dataclasses.asdict(body.done)
+            of_body = {name: getattr(body, name) for name in ("lever", "step", "revision", "refused")}
+            row = {"run_id": run, "attempt": attempt, **of_body, "done": done, "received_at_us": now_us()}
+            engine.upsert(session, table, [row], ("run_id", "attempt", "lever"))
+        return service.not_counted(session, run, attempt, newest)
+
+    return _counted(context.database.write(report))
 
 
 @router.post("/advice/decisions", status_code=status.HTTP_201_CREATED)
@@ -94,7 +113,19 @@ def follow_advice(
 
     A step of another attempt than the newest one counts for nothing.
     """
-    return _counted(context.database.write(lambda session: service.note_followed_step(session, principal, run, body)))
+    table = tables.TrainerProgress
+
+    def report(session: Session) -> schemas.ReportNotCounted | None:
+        runs.lock_run(session, principal, run)
+        newest, _ = service.newest_version(session, run)
+        refused = service.not_counted(session, run, body.attempt, newest)
+        polled = session.scalar(select(table.polled_step).filter_by(run_id=run, attempt=newest))
+        if refused is None and (polled is None or body.step > polled):
+            row = {"run_id": run, "attempt": newest, "polled_step": body.step}
+            engine.upsert(session, table, [row], ("run_id", "attempt"))
+        return refused
+
+    return _counted(context.database.write(report))
 
 
 @router.post("/lr-advice/ack", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
@@ -105,7 +136,22 @@ def acknowledge(
 
     That of an older attempt is kept with the attempt, and changes no advice.
     """
-    return _counted(context.database.write(lambda session: service.acknowledge(session, principal, run, body)))
+
+    def report(session: Session) -> schemas.ReportNotCounted | None:
+        newest, attempt = service.reporting(session, principal, run, body)
+        row = {
+            "run_id": run,
+            "attempt": attempt,
+            "step": body.step,
+            "revision": body.revision,
+            "applied_learning_rate": body.applied_lr,
+            "applied_scale": body.applied_scale,
+            "received_at_us": now_us(),
+        }
+        engine.upsert(session, tables.AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
+        return service.not_counted(session, run, attempt, newest)
+
+    return _counted(context.database.write(report))
 
 
 def _counted(refused: schemas.ReportNotCounted | None) -> Response:
@@ -120,7 +166,7 @@ def list_decisions(
     asked: RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[DecisionRecord]:
     """Return a page of the append-only log of decisions, oldest first."""
-    table = AdviceDecision
+    table = tables.AdviceDecision
     with asked.reading() as session:
         return pagination.page_of_query(
             session, select(table).where(table.run_id == asked.run), (table.revision,), cursor, limit,
@@ -128,7 +174,7 @@ def list_decisions(
         )  # fmt: skip
 
 
-def _decision_record(row: AdviceDecision) -> DecisionRecord:
+def _decision_record(row: tables.AdviceDecision) -> DecisionRecord:
     made = Decision.from_json(row.decision)
     value: Any = made.scale if made.kind == "loop" else made.value
     return from_attributes(DecisionRecord, row, lever=made.lever, value=value)

@@ -1,6 +1,6 @@
 """Schemas of the advice."""
 
-from typing import Literal, Self
+from typing import Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,6 +11,8 @@ from foreshock.learning_rate.modes import AdviceMode, Author, Lever
 from foreshock.learning_rate.remedy import RemedyName
 from foreshock.severity import Severity
 from foreshock_service.platform.parameters import AttemptNumber, Name, Step
+
+Value = TypeVar("Value", Correction, Rollback)
 
 
 class AdviceAlertRead(BaseModel):
@@ -31,10 +33,14 @@ class AdviceAlertRead(BaseModel):
 class AppliedRead(BaseModel):
     """The newest acknowledgement of the attempt's trainer."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     step: int
     revision: int = Field(description="the newest revision that the trainer knew")
-    learning_rate: float
-    scale: float | None = Field(description="the factor in it; null if the trainer reported the rate only")
+    learning_rate: float = Field(validation_alias="applied_learning_rate")
+    scale: float | None = Field(
+        validation_alias="applied_scale", description="the factor in it; null if the trainer reported the rate only"
+    )
     received_at_us: int
 
 
@@ -94,7 +100,16 @@ class LeverAppliedRead(BaseModel):
     received_at_us: int
 
 
-class LeverRead(BaseModel):
+class LeverPointRead(BaseModel, Generic[Value]):
+    """The value of a lever from a step on; null: none, as the trainer is configured."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    step: int
+    value: Value | None
+
+
+class LeverRead(BaseModel, Generic[Value]):
     """A lever beside the rate. Its value is that of the last of `points` up to the step asked for; none before."""
 
     mode: AdviceMode
@@ -102,41 +117,19 @@ class LeverRead(BaseModel):
     held_by: Author | None
     reason: str = Field(description="of the newest decision on it")
     applied: LeverAppliedRead | None = Field(description="null: not acknowledged")
+    value: Value | None = Field(description="to apply at the step asked for; in shadow mode null")
+    advised: Value | None
+    points: list[LeverPointRead[Value]]
 
 
-class CorrectionPointRead(BaseModel):
-    """The correction from a step on; null: as the trainer is configured."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    step: int
-    value: Correction | None
-
-
-class CorrectionRead(LeverRead):
+class CorrectionRead(LeverRead[Correction]):
     """The correction of the loss."""
 
-    value: Correction | None = Field(description="to apply at the step asked for; in shadow mode null")
-    advised: Correction | None
-    points: list[CorrectionPointRead]
     asked: Correction | None = Field(description="the one that the trainer wants if one is advised; null: token TIS")
 
 
-class RollbackPointRead(BaseModel):
-    """The checkpoint that is proposed from a step on; null: none."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    step: int
-    value: Rollback | None
-
-
-class RollbackRead(LeverRead):
+class RollbackRead(LeverRead[Rollback]):
     """The checkpoint to go back to, and the command for it. Only a trainer that registered a callback does it."""
-
-    value: Rollback | None = Field(description="to apply at the step asked for; in shadow mode null")
-    advised: Rollback | None
-    points: list[RollbackPointRead]
 
 
 class AdviceOfLeversRead(BaseModel):

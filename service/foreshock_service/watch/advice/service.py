@@ -155,24 +155,7 @@ def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, deci
     return found
 
 
-def note_followed_step(
-    session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep
-) -> schemas.ReportNotCounted | None:
-    """Note that a following trainer does a step with its present scale: no later decision may change this step.
-
-    Return why the step does not count; None if it counts. Raises RunNotFound and RunDeleted.
-    """
-    runs.lock_run(session, principal, run_id)
-    newest, _ = _newest_version(session, run_id)
-    refused = _not_counted(session, run_id, body.attempt, newest)
-    polled = session.scalar(select(tables.TrainerProgress.polled_step).filter_by(run_id=run_id, attempt=newest))
-    if refused is None and (polled is None or body.step > polled):
-        row = {"run_id": run_id, "attempt": newest, "polled_step": body.step}
-        engine.upsert(session, tables.TrainerProgress, [row], ("run_id", "attempt"))
-    return refused
-
-
-def _not_counted(session: Session, run_id: str, attempt: int | None, newest: int) -> schemas.ReportNotCounted | None:
+def not_counted(session: Session, run_id: str, attempt: int | None, newest: int) -> schemas.ReportNotCounted | None:
     """Return why a report of `attempt` changes no advice; None if it is the newest one's. Attempt None: the newest."""
     if attempts.find_attempt(session, run_id, newest) is None:
         # The feed may ask after the run is registered and before its attempt is.
@@ -183,61 +166,12 @@ def _not_counted(session: Session, run_id: str, attempt: int | None, newest: int
     return schemas.ReportNotCounted(newest_attempt=newest, why=why)
 
 
-def acknowledge(
-    session: Session, principal: security.Principal, run_id: str, body: schemas.AcknowledgementCreate
-) -> schemas.ReportNotCounted | None:
-    """Store what a trainer applied, with its attempt; return why it changes no advice if the attempt is not the newest.
-
-    Raises AdviceConflict for an unknown revision, and AttemptNotFound.
-    """
-    newest, attempt = _reporting(session, principal, run_id, body)
-    row = {
-        "run_id": run_id,
-        "attempt": attempt,
-        "step": body.step,
-        "revision": body.revision,
-        "applied_learning_rate": body.applied_lr,
-        "applied_scale": body.applied_scale,
-        "received_at_us": now_us(),
-    }
-    engine.upsert(session, tables.AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
-    return _not_counted(session, run_id, attempt, newest)
-
-
-def acknowledge_lever(
-    session: Session, principal: security.Principal, run_id: str, body: schemas.LeverAcknowledgementCreate
-) -> schemas.ReportNotCounted | None:
-    """Store what a trainer did with a lever beside the rate, or why it refuses it.
-
-    Returns and raises as `acknowledge` does; an older step's report changes nothing.
-    """
-    newest, attempt = _reporting(session, principal, run_id, body)
-    table = tables.LeverAcknowledgement
-    known = session.get(table, (run_id, attempt, body.lever))
-    if known is None or known.step <= body.step:
-        row = {
-            "run_id": run_id,
-            "attempt": attempt,
-            "lever": body.lever,
-            "step": body.step,
-            "revision": body.revision,
-            "done": None if body.done is None else dataclasses.asdict(body.done),
-            "refused": body.refused,
-            "received_at_us": now_us(),
-        }
-        engine.upsert(session, table, [row], ("run_id", "attempt", "lever"))
-    return _not_counted(session, run_id, attempt, newest)
-
-
-def _reporting(
-    session: Session,
-    principal: security.Principal,
-    run_id: str,
-    body: schemas.ReportOfStep,
+def reporting(
+    session: Session, principal: security.Principal, run_id: str, body: schemas.ReportOfStep
 ) -> tuple[int, int]:
     """Return the newest attempt and that of a report. Raises AdviceConflict for an unknown revision."""
     runs.get_run(session, principal, run_id)
-    newest, newest_revision = _newest_version(session, run_id)
+    newest, newest_revision = newest_version(session, run_id)
     if body.revision > newest_revision:
         raise AdviceConflict(f"revision must be at most {newest_revision}, the newest of this run, got {body.revision}")
     # A trainer without a client may not know its attempt.
@@ -287,15 +221,7 @@ def _applied(session: Session, run_id: str, attempt: int) -> schemas.AppliedRead
     table = tables.AdviceAcknowledgement
     query = select(table).where(table.run_id == run_id, table.attempt == attempt).order_by(table.step.desc())
     newest = session.scalar(query.limit(1))
-    if newest is None:
-        return None
-    return schemas.AppliedRead(
-        step=newest.step,
-        revision=newest.revision,
-        learning_rate=newest.applied_learning_rate,
-        scale=newest.applied_scale,
-        received_at_us=newest.received_at_us,
-    )
+    return None if newest is None else schemas.AppliedRead.model_validate(newest)
 
 
 def _control(loop: LoopState, settings: LoopSettings) -> schemas.ControlRead | None:
@@ -453,7 +379,7 @@ def append(
     return after
 
 
-def _newest_version(session: Session, run_id: str) -> tuple[int, int]:
+def newest_version(session: Session, run_id: str) -> tuple[int, int]:
     """Return (attempt, revision) of the newest decision, as `fold` does; (1, 0) before any decision."""
     table = tables.FoldedAdvice
     row = session.execute(select(table.attempt, table.revision).where(table.run_id == run_id)).first()
