@@ -183,38 +183,43 @@ def find_tokens(context: ServiceContext, principal: security.Principal, query: T
     scores is missing.
     """
     measurements.check_comparison(query.comparison)
-    target, behaviour = comparisons.split_comparison(query.comparison)
-    chosen = chosen_tokens.ChosenTokens(target, behaviour)
+    prompt: list[int] | None = None
     with context.database.read() as session:
         key = attempts.visible_step(session, principal, query.run_id, query.step, query.attempt)
         coverage = steps.coverage_of_step(session, key)
         incomplete = steps.incomplete_step(steps.find_step(session, key))
         files = shards.shards_with_tokens(session, key)
-        if query.sample_id is not None:
-            found = find_rollout(context, key, files, query.sample_id)
-            if found is not None:
-                shard, batch = found
-                scores = chosen_tokens.scores_of(context, session, key, batch)
-                chosen.add_rollout(shard, batch, scores, query.from_position, query.to_position)
+        if query.sample_id is None:
+            rows = chosen_tokens.worst_tokens(context, session, key, files, query.comparison, query.worst)
+            if rows is None:
+                raise measurements.MeasurementNotFound(
+                    f"step {query.step} of attempt {key.attempt} has no {query.comparison}"
+                )
         else:
-            bounds = chosen_tokens.bounds_of_rollouts(session, key, query.comparison)
-            for place, batch in chosen_tokens.read_worst_first(context, key, files, bounds, chosen):
-                chosen.add_worst(place, batch, chosen_tokens.scores_of(context, session, key, batch), query.worst)
-    if query.sample_id is not None and not chosen.parts:
-        raise rollout_not_found(key, query.sample_id, coverage)
-    if not chosen.compared and query.sample_id is None:
-        raise measurements.MeasurementNotFound(f"step {query.step} of attempt {key.attempt} has no {query.comparison}")
-    scorers = tuple(sorted(chosen.scorers))
-    table = chosen.table(scorers)
-    if query.sample_id is None:
-        # Stable: of equal values, the earlier shard and position come first.
-        table = table.rows(np.argsort(-np.abs(table.array("d")), kind="stable")[: query.worst])
+            found = find_rollout(context, key, files, query.sample_id)
+            if found is None:
+                raise rollout_not_found(key, query.sample_id, coverage)
+            shard, batch = found
+            prompt, scores = batch.prompt_token_ids.tolist(), chosen_tokens.scores_of(context, session, key, batch)
+            d = chosen_tokens.difference(scores, query.comparison)
+            d = np.full(batch.num_tokens, np.nan) if d is None else d
+            tokens = np.arange(query.from_position, min(query.to_position + 1, batch.num_tokens))
+            rows = chosen_tokens.table_of_tokens(batch, scores, d, tokens, shard)
+    log_probs = sorted(name for name in rows.column_names if name.startswith(chosen_tokens.LOG_PROB))
+    names = rows["sample_id"].combine_chunks().dictionary_encode()
+    shown = ("shard", "position", "token_id", "generated", "d", *log_probs)
+    table = columnar.ColumnTable(
+        {
+            "sample_id": columnar.Labels(names.indices.to_numpy(), names.dictionary.to_pylist()),
+            **{name: rows[name].to_numpy() for name in shown},
+        }
+    )
     if table.num_values > context.settings.max_answer_values:
         raise columnar.AnswerTooLarge(
             f"the answer has {table.num_values:,} values, more than the {context.settings.max_answer_values:,} of "
             "FORESHOCK_MAX_ANSWER_VALUES: ask for a part of the rollout (from_position, to_position)"
         )
-    prompt = chosen.prompt if query.sample_id is not None else None
+    scorers = tuple(name.removeprefix(chosen_tokens.LOG_PROB) for name in log_probs)
     return FoundTokens(
         query.comparison, query.step, key.attempt, query.sample_id, prompt, scorers, coverage, incomplete, table
     )
