@@ -29,7 +29,7 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.replay.attribution import compute, service
-from foreshock_service.runs import events, judging, shard_decoding, shards, steps
+from foreshock_service.runs import events, shard_decoding, shards, steps
 from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.runs import lock_run_for_background
 
@@ -98,10 +98,7 @@ def check_step(context: ServiceContext, key: events.StepKey) -> str | None:
 def _replaced(context: ServiceContext, key: events.StepKey, stored: _Stored) -> bool:
     """Measure the step and replace its measures in one transaction; False if it has changed meanwhile."""
     measured = [shards.measure_again(context, shard) for shard in stored.shards]
-    folded = shard_decoding.FoldedStep(
-        shard_decoding.fold_step(part for shard in measured for part in shard.parts),
-        judging.judge_step(key.step, key.attempt, [shard.lint for shard in measured]),
-    )
+    folded = shard_decoding.FoldedStep.of(key, measured)
     scored, attribution = stored.scored, None
     if scored is not None and scored.scores and stored.gone_scores() is None:
         attribution = context.decoders.run(

@@ -60,17 +60,8 @@ def judge_step(
     `entropy` and `model_kind` are those of `foreshock.lint.run_checks`.
     """
     parts = _readable(shards)
-    return judge_evidence(step, attempt, parts, entropy, model_kind) if parts else None
-
-
-def judge_evidence(
-    step: int,
-    attempt: int,
-    parts: Sequence[lint.LintEvidence],
-    entropy: float | None = None,
-    model_kind: ModelKind | None = None,
-) -> StepVerdict:
-    """Return the verdict of `judge_step` on evidence that is in memory, at least one part."""
+    if not parts:
+        return None
     evidence = reduce(lint.LintEvidence.merge, parts)
     found = lint.run_checks(evidence, entropy=entropy, model_kind=model_kind)
     report = steps.LintRecord(

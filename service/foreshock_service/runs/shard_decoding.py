@@ -1,5 +1,7 @@
 """Decode, check and measure shards, and fold the statistics of a step's shards. Independent of the database."""
 
+from __future__ import annotations
+
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ import numpy as np
 from foreshock import digests, errors, statistics_shards
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.fingerprint import Fingerprint
-from foreshock.lint import LintEvidence, collect_evidence
+from foreshock.lint import collect_evidence
 from foreshock.measures import comparison_statistics, rollout_summaries, step_statistics
 from foreshock.measures.comparison import Comparison, StepMeasurement, measure_step
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
@@ -72,22 +74,18 @@ def _fold(comparison: str, parts: Sequence[statistics_shards.ShardPart]) -> Fold
     summaries = rollout_summaries.RolloutSummaries.concat(
         [rollout_summaries.RolloutSummaries.from_bytes(part.summaries) for part in parts if part.summaries is not None]
     )
+    buckets = None
+    if comparison == TRAINER_ROLLOUT:
+        table = statistics.buckets()
+        buckets = np.stack([table.tokens.astype(np.float64), table.k3_kl]).tobytes()
     return FoldedStatistics(
         comparison,
         Comparison(statistics, summaries).measures(),
         statistics.statistics_version,
         statistics.to_bytes(),
         summaries.to_bytes(),
-        buckets=bucket_bytes(comparison, statistics),
+        buckets=buckets,
     )
-
-
-def bucket_bytes(comparison: str, statistics: comparison_statistics.ComparisonStatistics) -> bytes | None:
-    """Return `FoldedStatistics.buckets` of a comparison."""
-    if comparison != TRAINER_ROLLOUT:
-        return None
-    table = statistics.buckets()
-    return np.stack([table.tokens.astype(np.float64), table.k3_kl]).tobytes()
 
 
 # Modules that a decoder process imports when it starts.
@@ -132,6 +130,12 @@ class FoldedStep:
     measurements: tuple[FoldedStatistics, ...]
     verdict: judging.StepVerdict | None
 
+    @classmethod
+    def of(cls, key: events.StepKey, shards: Sequence[MeasuredShard]) -> FoldedStep:
+        """Return the fold of a step from its shards, in order."""
+        verdict = judging.judge_step(key.step, key.attempt, [shard.lint for shard in shards])
+        return cls(fold_step(part for shard in shards for part in shard.parts), verdict)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodedShard:
@@ -175,10 +179,8 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: eve
     """
     with body.open("rb") as file:
         read = parquet.read_rollouts(file, limits)
-    measurement = measure_step(read.batch)
-    evidence = collect_evidence(read.batch)
-    measured = _shard(read.batch, measurement, evidence)
-    step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
+    measured = _measured(read.batch)
+    step = FoldedStep.of(whole_step, [measured]) if whole_step is not None else None
     if read.own_layout:
         return DecodedShard(measured, body.stat().st_size, step, keeps_body=True)
     data = parquet.encode_rollouts_view(read.batch)
@@ -188,8 +190,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: eve
 
 def measure_stored(stored: StoredFile) -> MeasuredShard:
     """Measure a file of the store again. Raises FileNotFoundError, and RolloutsError if the file is damaged."""
-    batch = decode_rollouts(stored.read_bytes(), stored_limits())
-    return _shard(batch, measure_step(batch), collect_evidence(batch))
+    return _measured(decode_rollouts(stored.read_bytes(), stored_limits()))
 
 
 def is_intact(stored: StoredFile) -> bool:
@@ -201,32 +202,11 @@ def is_intact(stored: StoredFile) -> bool:
     return True
 
 
-def _shard(batch: RolloutBatch, measurement: StepMeasurement, evidence: LintEvidence) -> MeasuredShard:
+def _measured(batch: RolloutBatch) -> MeasuredShard:
     digest = digests.rollout_set_digest(batch.sample_ids)
-    setup = setup_of(batch.attributes)
-    parts = statistics_shards.statistics_of_shard(measurement)
-    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, judging.LintPart.of(evidence), setup)
-
-
-def fold_whole_step(
-    key: events.StepKey, measurement: StepMeasurement, shard: MeasuredShard, evidence: LintEvidence
-) -> FoldedStep:
-    """Return the fold of a step with one shard, whose statistics are those of the shard."""
-    measures = {STEP_ROW: measurement.step.measures()}
-    measures |= {name: pair.measures() for name, pair in measurement.comparisons.items()}
-    buckets = {name: bucket_bytes(name, pair.statistics) for name, pair in measurement.comparisons.items()}
-    folded = (
-        FoldedStatistics(
-            part.comparison,
-            measures[part.comparison],
-            part.statistics_version,
-            part.statistics,
-            part.summaries,
-            buckets=buckets.get(part.comparison),
-        )
-        for part in shard.parts
-    )
-    return FoldedStep(tuple(folded), judging.judge_evidence(key.step, key.attempt, [evidence]))
+    parts = statistics_shards.statistics_of_shard(measure_step(batch))
+    lint_part = judging.LintPart.of(collect_evidence(batch))
+    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, lint_part, setup_of(batch.attributes))
 
 
 def setup_of(attributes: BatchAttributes) -> str:
@@ -278,7 +258,7 @@ def decode_statistics(
         *((batch.num_rollouts, batch.num_tokens, shard.sampled) if batch.num_rollouts < shard.rollouts else ()),
     )
     data = encode_rollouts(batch)
-    step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
+    step = FoldedStep.of(whole_step, [measured]) if whole_step is not None else None
     stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 

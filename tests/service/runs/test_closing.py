@@ -7,7 +7,6 @@ from threading import Thread
 from typing import Any, NoReturn
 
 import httpx
-import numpy as np
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import func, select, update
@@ -21,8 +20,6 @@ from foreshock_service.platform.database.tables import DetectorSnapshot, Shard, 
 from foreshock_service.runs import shard_decoding, shards
 from foreshock_service.runs.due import WAKE
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.judging import judge_step
-from foreshock_service.runs.shard_decoding import decode_shard, fold_step
 from foreshock_service.watch.advance import mark_waiting_runs
 from tests.service.advancing import close_overdue, is_due, paused
 from tests.service.sending import Sender, make_batch
@@ -73,32 +70,6 @@ def during_the_fold(monkeypatch: pytest.MonkeyPatch) -> Folding:
         return prepared
 
     return install
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        make_batch(40, seed=1),
-        make_batch(1, seed=2),
-        make_batch(9, seed=3, trainer_log_probs=None),
-        make_batch(30, seed=4, group_ids=None, reward=None, finish_reasons=None),
-        make_batch(6, seed=5, rollout_log_probs=np.full(make_batch(6, seed=5).num_tokens, np.nan, np.float32)),
-    ],
-    ids=["usual", "one rollout", "one score", "no optional columns", "nothing measured"],
-)
-def test_fold_of_the_decoder_equals_the_fold_of_stored_statistics(tmp_path: Path, batch: RolloutBatch) -> None:
-    (tmp_path / "body").write_bytes(encode_rollouts(batch))
-    decoded = decode_shard(tmp_path / "body", tmp_path / "stored", DecodeLimits(), StepKey("run", 2, 7))
-    assert decoded.step is not None
-    stored = fold_step(decoded.measured.parts)
-    for own, again in zip(decoded.step.measurements, stored, strict=True):
-        assert (own.comparison, bytes(own.statistics)) == (again.comparison, again.statistics)
-        assert own.summaries == again.summaries
-        assert own.measures.keys() == again.measures.keys()
-        np.testing.assert_array_equal(list(own.measures.values()), list(again.measures.values()))
-    assert decoded.step.verdict == judge_step(7, 2, [decoded.measured.lint])
-    apart = decode_shard(tmp_path / "body", tmp_path / "stored", DecodeLimits(), None)
-    assert (apart.measured, apart.step) == (decoded.measured, None)
 
 
 def test_step_of_one_shard_is_stored_and_closed_in_a_transaction(
