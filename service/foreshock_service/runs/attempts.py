@@ -98,10 +98,7 @@ def bounds_of(ranges: Iterable[ActiveRange]) -> dict[str, int]:
 def active_rows(
     session: Session, run_id: str, table: Any, first: int = 0, last: int | None = None
 ) -> ColumnElement[bool]:
-    """Return the SQL condition for rows of the run's active steps, `first` ≤ step ≤ `last`, in a table of steps.
-
-    Bounds that lie within one attempt give a plain range of the primary key, which is read without a sort.
-    """
+    """Return the SQL condition for rows of the run's active steps, `first` ≤ step ≤ `last`, in a table of steps."""
     return in_ranges(ranges_of_run(session, run_id, first, last), table)
 
 
@@ -210,10 +207,7 @@ def put_heartbeat(
     context: Context,
     principal: security.Ingester,
 ) -> None:
-    """Note that a client of the attempt lives, and what it could not deliver.
-
-    A run whose client has lost more items than before gets an alert; one with another remark is diagnosed again.
-    """
+    """Note that a client of the attempt lives, and what it could not deliver."""
     row = {"run_id": run, "attempt": attempt, "client": client, "seen_at_us": now_us(), **body.model_dump()}
     row["remarks"] = body.remarks or None
 
@@ -286,7 +280,6 @@ def get_or_create_attempt(
 
 
 def _lost_by_clients(session: Session, run_id: str, attempt: int) -> int:
-    """Return the number of items that the clients of an attempt rejected, dropped or could not encode."""
     table = AttemptClient
     lost = func.sum(table.rejected + table.dropped + table.invalid)
     return int(session.scalar(select(lost).where(table.run_id == run_id, table.attempt == attempt)) or 0)
@@ -346,10 +339,7 @@ def check_attempt(session: Session, run_id: str, attempt: int) -> None:
 def rows_of_steps(
     session: Session, run_id: str, attempt: int | None, table: Any, first: int = 0, last: int | None = None
 ) -> ColumnElement[bool]:
-    """Return the SQL condition for rows of one attempt, or (None) of the active steps, in a table of steps.
-
-    `first` ≤ step ≤ `last`. Raises AttemptNotFound.
-    """
+    """Return the SQL condition for rows of one attempt (None: of the active steps). Raises AttemptNotFound."""
     if attempt is None:
         return active_rows(session, run_id, table, first, last)
     check_attempt(session, run_id, attempt)

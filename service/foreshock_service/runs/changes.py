@@ -103,10 +103,7 @@ def announce_change(
     kind: changes.ChangeKind,
     body: ChangePut,
 ) -> tuple[ChangeRecord, bool]:
-    """Store a change that the trainer announces, overwriting an older one of the same kind at the step.
-
-    Return the change, and True if it is the first. The detectors replay from its step.
-    """
+    """Store a change that the trainer announces, or its newer words; return it, and True if it is the first."""
     runs.lock_run(session, principal, key.run_id)
     attempts.check_attempt(session, key.run_id, key.attempt)
     values = {name: value for name, value in (("before", body.before), ("after", body.after)) if value is not None}
@@ -155,7 +152,6 @@ def _rebaselined(ranges: int) -> Select[Any]:
 
 
 def _changes(session: Session, run_id: str) -> list[ChangeRecord]:
-    """Return the changes of both kinds, by step and kind."""
     active = attempts.active_rows(session, run_id, AnnouncedChange)
     announced = session.scalars(select(AnnouncedChange).where(AnnouncedChange.run_id == run_id, active))
     return sorted([*_observed(session, run_id), *map(_announced, announced)], key=_key_of)

@@ -66,10 +66,7 @@ def put_checkpoint(
     response: Response,
     attempt: parameters.AttemptQuery = 1,
 ) -> CheckpointRecord:
-    """Announce the weights that sampled a step; a newer announcement replaces an older one.
-
-    The model kind in it holds for the run unless the run declares another one.
-    """
+    """Announce the weights that sampled a step."""
     row = {"run_id": run, "attempt": attempt, "step": step, "announced_at_us": now_us(), **body.model_dump()}
 
     def announce(session: Session) -> bool:

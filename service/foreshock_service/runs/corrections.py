@@ -59,7 +59,6 @@ def read_corrections(
 
 
 def _requested(corrections: Sequence[str], thresholds: Sequence[str]) -> Iterator[tuple[str, Threshold]]:
-    """Yield the names and thresholds to evaluate."""
     if thresholds and len(corrections) != 1:
         raise errors.InvalidArgumentError("belongs to one correction: name it with `correction`", "threshold")
     for name in corrections or CORRECTIONS:

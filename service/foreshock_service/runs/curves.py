@@ -183,10 +183,7 @@ def read_buckets(
 def read_curves(
     session: Session, context: ServiceContext, principal: security.Principal, run_id: str, query: CurveQuery
 ) -> Curves:
-    """Return the curves of a run.
-
-    Raises UnknownMeasure and UnknownComparison, naming what is not known, and AnswerTooLarge beyond the settings' caps.
-    """
+    """Return the curves of a run. Raises UnknownMeasure, UnknownComparison, AnswerTooLarge."""
     runs.get_run(session, principal, run_id)
     measures = tuple(columns_of(query.measures))
     for comparison in query.comparisons:

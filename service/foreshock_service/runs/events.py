@@ -92,10 +92,7 @@ class TrainerHeard:
 
 @dataclass(frozen=True, slots=True)
 class RunFailed:
-    """A run that the service could not handle, such as one with stored state that this release cannot read.
-
-    `work` says what it tried.
-    """
+    """A run that the service could not handle, such as one with unreadable stored state; `work` says what it tried."""
 
     run_id: str
     error: Exception

@@ -103,11 +103,7 @@ async def put_shard(
 
 
 def check_address(context: ServiceContext, principal: security.Principal, address: ShardAddress) -> None:
-    """Check the address of an upload before its body is read.
-
-    Raises RunNotFound, RunDeleted, AttemptNotFound, InvalidRequest if there is no such shard, and ShardCountConflict if
-    the step was opened with another number of shards.
-    """
+    """Check run, attempt, shard and number of shards of an upload before its body is read."""
     if address.shard >= address.shards:
         raise problem.InvalidRequest(
             f"shard must satisfy 0 <= shard < shards, got shard={address.shard}, shards={address.shards}"
@@ -160,13 +156,14 @@ def _shard_before(session: Session, address: ShardAddress, digest: str) -> _Stor
 
 
 def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, upload: uploads.Upload) -> None:
-    """Write the token file of a stored shard again if it is gone or damaged."""
     if context.decoders.run(shard_decoding.is_intact, context.store.file(shard.file)):
         return
     decoded = _decode_to(context, address, upload, shard.file, None)
 
     def note(session: Session) -> None:
-        shards.set_file_bytes(session, address.step_key, address.shard, decoded.file_bytes)
+        found = shards.find_shard(session, address.step_key, address.shard)
+        if found is not None:
+            found.file_bytes = decoded.file_bytes
 
     context.database.write(note)
     _logger.warning("%s was gone or damaged, and is restored from the same bytes sent again", shard.file)

@@ -55,10 +55,7 @@ def judge_step(
     entropy: float | None = None,
     model_kind: ModelKind | None = None,
 ) -> StepVerdict | None:
-    """Return the verdict on all shards together; None if no evidence can be read. Unreadable evidence is logged.
-
-    `entropy` and `model_kind` are those of `foreshock.lint.run_checks`.
-    """
+    """Return the verdict on all shards together; None if no evidence can be read. Unreadable evidence is logged."""
     parts = _readable(shards)
     if not parts:
         return None

@@ -215,8 +215,6 @@ def _logged_entropy(session: Session, run: Run, key: events.StepKey) -> float | 
 
 
 class _Warned(NamedTuple):
-    """The steps that have a warning, and its worst severity in them."""
-
     severity: records.LintSeverity
     steps: int
     first_step: int

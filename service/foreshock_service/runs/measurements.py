@@ -59,10 +59,7 @@ def check_comparison(name: str) -> None:
 def store_measurements(
     session: Session, step: events.StepKey, folded: Sequence[shard_decoding.FoldedStatistics]
 ) -> None:
-    """Store (or overwrite) measures and statistics of comparisons at one step; NaN is stored as NULL.
-
-    The run is locked.
-    """
+    """Store (or overwrite) measures and statistics of comparisons at one step, NaN as NULL. The run is locked."""
     now = clock.now_us()
     shown_step = step.step if attempts.is_active(session, step) else -1
     rows, statistics, newest = [], [], []
@@ -145,11 +142,7 @@ def read_statistics(
 
 
 def stored_statistics(session: Session, key: events.StepKey, comparison: str) -> tables.MeasurementStatistics:
-    """Return the row with statistics and summaries of a comparison at a step.
-
-    Raises UnknownComparison, MeasurementNotFound naming the available ones, StatisticsOutOfDate if another release
-    measured it.
-    """
+    """Return the row of a comparison at a step. Raises UnknownComparison, MeasurementNotFound, StatisticsOutOfDate."""
     check_comparison(comparison)
     found = session.get(tables.MeasurementStatistics, (*key, comparison))
     if found is None:

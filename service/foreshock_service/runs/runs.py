@@ -176,7 +176,6 @@ def find_run(session: Session, run_id: str) -> Run | None:
 
 
 def _visible(run: Run | None, principal: security.Principal, run_id: str) -> Run:
-    """Return a run that was found if the principal may see it; raise RunNotFound or RunDeleted."""
     if run is None or not principal.sees(run.project):
         raise RunNotFound(f"there is no run {run_id}")
     if run.deleted_at_us is not None:
@@ -360,10 +359,7 @@ def note_sign_of_life(session: Session, events: EventBus, run: Run, *, resumed: 
 
 
 def note_upload(run: Run, step: int | None, rollouts: int, tokens: int) -> None:
-    """Note that rollouts of a step arrived: the newest step and totals of the run, which is locked.
-
-    `step` is None if a newer attempt holds it.
-    """
+    """Note rollouts of a step (None: a newer attempt holds it) in the totals of the run, which is locked."""
     if step is not None:
         run.last_step = max(step, run.last_step or 0)
     run.rollouts += rollouts
@@ -425,7 +421,6 @@ def _set_model_kind(
 
 
 def _find_and_lock(session: Session, run_id: str) -> Run | None:
-    """Return the current run and lock it until this transaction ends."""
     return session.scalar(_LOCKED, {"run_id": run_id})
 
 
@@ -439,5 +434,4 @@ _LOCKED = (
 
 
 def _find_by_key(session: Session, project: str, key: str) -> Run | None:
-    """Return the run with this project and client key, deleted ones included."""
     return session.scalar(select(Run).where(Run.project == project, Run.key == key))

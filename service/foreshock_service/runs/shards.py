@@ -110,13 +110,6 @@ def add_shard(session: Session, shard: Shard, measured: MeasuredShard, *, is_who
     lint.store_evidence(session, key, shard.shard, measured.lint)
 
 
-def set_file_bytes(session: Session, key: events.StepKey, shard: int, file_bytes: int) -> None:
-    """Record the size of a shard's token file, which was written again."""
-    found = find_shard(session, key, shard)
-    if found is not None:
-        found.file_bytes = file_bytes
-
-
 def replace_shards(session: Session, key: events.StepKey, measured: Sequence[tuple[int, MeasuredShard]]) -> None:
     """Replace the statistics and the evidence of shards, by number, that were measured again. The run is locked."""
     for shard, found in measured:
@@ -179,10 +172,7 @@ def _replace(key: events.StepKey, shard: int, measured: MeasuredShard, session: 
 
 
 def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, again: bool = False) -> None:
-    """Store the measurements of a step and the lint's verdict on it; `again`: it has been closed before.
-
-    The caller holds the run's lock.
-    """
+    """Store the fold of a step, which was closed before if `again`. The run is locked."""
     # A fold of some shards (the others have another statistics version) never replaces a fold of all.
     kept = [
         each

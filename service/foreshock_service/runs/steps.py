@@ -231,10 +231,7 @@ def with_shards(session: Session, key: events.StepKey, answer: Answer) -> Answer
 
 
 def statistics_steps(session: Session, run_id: str) -> list[StatisticsStep]:
-    """Return the newest active steps with shards that were sent as statistics, newest first, at most MOST_LISTED.
-
-    Steps whose tokens were purged are left out.
-    """
+    """Return the newest active steps with shards sent as statistics whose tokens are stored, newest first."""
     query = select(Step).where(
         Step.run_id == run_id,
         Step.full_rollouts.is_not(None),

@@ -136,7 +136,6 @@ def export_rollouts(asked: attempts.StepOfRequest) -> StreamingResponse:
 
 
 def _join(context: ServiceContext, key: events.StepKey, files: Sequence[Shard], joined: IO[bytes]) -> None:
-    """Write the row groups of these files to a file, and go to its beginning."""
     with problem.stored_file(f"step {key.step}"), parquet_files.arrow_errors():
         schemas = []
         for each in files:
@@ -206,14 +205,8 @@ def find_tokens(context: ServiceContext, principal: security.Principal, query: T
             tokens = np.arange(query.from_position, min(query.to_position + 1, batch.num_tokens))
             rows = chosen_tokens.table_of_tokens(batch, scores, d, tokens, shard)
     log_probs = sorted(name for name in rows.column_names if name.startswith(chosen_tokens.LOG_PROB))
-    names = rows["sample_id"].combine_chunks().dictionary_encode()
-    shown = ("shard", "position", "token_id", "generated", "d", *log_probs)
-    table = columnar.ColumnTable(
-        {
-            "sample_id": columnar.Labels(names.indices.to_numpy(), names.dictionary.to_pylist()),
-            **{name: rows[name].to_numpy() for name in shown},
-        }
-    )
+    shown = ("sample_id", "shard", "position", "token_id", "generated", "d", *log_probs)
+    table = columnar.ColumnTable({name: rows[name].to_numpy() for name in shown})
     if table.num_values > context.settings.max_answer_values:
         raise columnar.AnswerTooLarge(
             f"the answer has {table.num_values:,} values, more than the {context.settings.max_answer_values:,} of "

@@ -117,8 +117,6 @@ Stamp = frozenset[tuple[str, int]]
 
 
 class _Inputs(NamedTuple):
-    """The packed reports by which the engines of a step are judged."""
-
     stamp: Stamp
     announced: bytes
     engines: dict[str, weights_reports.Engine]

@@ -134,7 +134,6 @@ class Advancing:
         return None
 
     def _read_findings(self, session: Session, run_id: str, marks: Collection[due.Mark]) -> _Findings:
-        """Read the findings of the marked sources."""
         found = {}
         for source in {each.source for each in marks if each.source is not None}:
             with self._isolated(run_id, f"read its findings of the {source}"):

@@ -74,10 +74,7 @@ def alerts_of_runs(
 
 
 def alerts_by_run(session: Session, chosen: AlertFilter, most: int) -> list[tuple[Run, list[AlertOfRun]]]:
-    """Return the chosen alerts by run, running runs first, then the run with the most severe and the newest alert.
-
-    `most`: only so many alerts, the last changed.
-    """
+    """Return the `most` last changed of the chosen alerts by run: running runs first, then by the worst severity."""
     found: dict[str, tuple[Run, list[AlertOfRun]]] = {}
     query = _chosen_alerts(chosen).order_by(Alert.changed_at_us.desc()).limit(most)
     for alert, run in session.execute(query).all():
@@ -211,7 +208,7 @@ def resolve_superseded(session: Session, started: events.AttemptStarted) -> None
 def _changes(
     alert: Alert | None, fired: tuple[Event, int] | None, cleared_step: int | None, from_step: int
 ) -> dict[str, Any]:
-    """Return the columns that change, with their new values; empty if none does."""
+    """Return the columns that change, with their new values."""
     if alert is None:
         assert fired is not None
         state = "open" if cleared_step is None else "resolved"

@@ -113,10 +113,10 @@ def _failed(observed_step: int | None) -> Diagnosis:
 
 def history_of(session: Session, run_id: str) -> History:
     """Return the inputs of a run's diagnosis."""
-    run = runs.find_run(session, run_id)
+    run = session.get_one(tables.Run, run_id)
     observed = session.scalar(_OBSERVED, {"run_id": run_id})
     # A run of scalars has no step to read: a query less in each of its steps.
-    has_rollouts = run is not None and run.last_shard_at_us is not None
+    has_rollouts = run.last_shard_at_us is not None
     columns = (*_OF_STEP, *_OF_MISMATCH)
     rows = measurements.newest_rows(session, run_id, columns, WINDOW_STEPS) if has_rollouts else []
     first = 2 + len(_OF_STEP)
@@ -175,7 +175,7 @@ def history_of(session: Session, run_id: str) -> History:
         undeclared=findings.undeclared,
         unlogged=(*findings.unlogged, *remarks),
         awaited=_awaited(session, run_id, observed) if has_rollouts else (),
-        model_kind=None if run is None else run.model_kind,
+        model_kind=run.model_kind,
         checkpoints=checkpoints.announced_steps(session, run_id) if has_collapsed else (),
         resumes=[each.resume_step for each in attempts.attempts_of_run(session, run_id)[1:]],
         changes=changes.newest_changes(session, run_id, _MOST_CHANGES) if has_rollouts else (),
@@ -205,10 +205,8 @@ def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
     return SteppedValues(list(known), list(known.values()))
 
 
-def _reported(session: Session, run: tables.Run | None, observed: int) -> dict[int, dict[str, float]]:
+def _reported(session: Session, run: tables.Run, observed: int) -> dict[int, dict[str, float]]:
     """Return the reward, k3 and |d| of the newest steps that the trainer reports as scalars."""
-    if run is None:
-        return {}
     quantities = (REWARD_KEY, mismatch_rules.K3, MEAN_D_KEY, LARGEST_D_KEY)
     declared = run.scalar_names or {}
     names = names_of(quantities, declared)
@@ -217,10 +215,9 @@ def _reported(session: Session, run: tables.Run | None, observed: int) -> dict[i
     return {step: quantities_of(values, declared, quantities) for step, values in sorted(found.items())}
 
 
-def _evaluations(session: Session, run: tables.Run | None, observed: int | None) -> dict[str, SteppedValues]:
-    """Return the evaluation rewards of the newest steps by the name of their scalar."""
-    names = None if run is None else run.evaluation_names
-    if run is None or not names or observed is None:
+def _evaluations(session: Session, run: tables.Run, observed: int | None) -> dict[str, SteppedValues]:
+    names = run.evaluation_names
+    if not names or observed is None:
         return {}
     first = max(0, observed - _EVALUATED_STEPS + 1)
     found = sorted(scalars.scalars_of_active_steps(session, run.id, names, first, observed).items())
@@ -240,9 +237,9 @@ def _sources(
     return lint.rewards_by_source(session, run_id, *of_fall)
 
 
-def _rates(session: Session, run: tables.Run | None, observed: int | None, fall: int | None) -> SteppedValues:
+def _rates(session: Session, run: tables.Run, observed: int | None, fall: int | None) -> SteppedValues:
     """Return the logged rates of the newest steps if the newest is 0, else those about a fall of the reward."""
-    if run is None or observed is None:
+    if observed is None:
         return SteppedValues()
     declared, found = run.scalar_names or {}, SteppedValues()
     names = names_of((LEARNING_RATE_KEY,), declared)
@@ -298,18 +295,9 @@ _NEWEST_RESOLVED = (
     .limit(_MOST_RESOLVED)
 )
 _COLUMNS_OF_ALERTS = (
-    "rule",
-    "severity",
-    "step",
-    "why",
-    "what_to_do",
-    "value",
-    "threshold",
-    "evidence",
-    "cleared_step",
-    "attempt",
+    "rule", "severity", "step", "why", "what_to_do", "value", "threshold", "evidence", "cleared_step", "attempt",
     "run_id",
-)
+)  # fmt: skip
 _PAST_ALERTS = (
     select(_STANDING, *(getattr(tables.Alert, name) for name in _COLUMNS_OF_ALERTS))
     .where(tables.Alert.run_id == bindparam("run_id"), or_(_STANDING, tables.Alert.id.in_(_NEWEST_RESOLVED)))
@@ -331,31 +319,24 @@ _WAITING = (
 
 
 def runs_to_diagnose(session: Session) -> set[str]:
-    """Return runs that time or a new release makes due: without a diagnosis of this judge, or waiting for shards."""
-    before_us = clock.now_us() - int(WAIT_SECONDS * 1e6)
-    return {*_runs_to_judge(session, _AT_ONCE), *_runs_waiting(session, before_us, _AT_ONCE)}
+    """Return runs that time or a new release makes due, up to 100 of either.
 
-
-def _runs_to_judge(session: Session, limit: int) -> Sequence[str]:
-    """Return up to `limit` runs without a diagnosis, or that go on with one of another release's judge, newest first.
-
-    A run that has ended keeps its diagnosis.
+    They are those without a diagnosis of this judge, the newest first, except those that have ended with an older one;
+    and those with a step that waits long for shards which their diagnosis does not name.
     """
-    stored = tables.StoredDiagnosis
-    query = select(tables.Run.id).outerjoin(stored, stored.run_id == tables.Run.id)
-    is_older = and_(stored.judged_by != JUDGE_VERSION, tables.Run.state.not_in(runs.ENDED))
-    query = query.where(tables.Run.deleted_at_us.is_(None), or_(stored.run_id.is_(None), is_older))
-    return session.scalars(query.order_by(tables.Run.created_at_us.desc(), tables.Run.id).limit(limit)).all()
-
-
-def _runs_waiting(session: Session, before_us: int, limit: int) -> Sequence[str]:
-    """Return runs with a step that has waited since before `before_us` for shards, not yet named in their diagnosis."""
-    query = (
-        select(tables.Step.run_id)
-        .join(tables.Run, tables.Run.id == tables.Step.run_id)
-        .join(tables.StoredDiagnosis, tables.StoredDiagnosis.run_id == tables.Step.run_id)
-        .where(tables.Step.folded_shards < tables.Step.received_shards, tables.Step.closed_at_us.is_(None))
-        .where(tables.Step.received_shards < tables.Step.expected_shards, tables.Step.last_shard_at_us < before_us)
-        .where(tables.Run.deleted_at_us.is_(None), tables.StoredDiagnosis.awaits_shards.is_(False))
+    stored, run, step = tables.StoredDiagnosis, tables.Run, tables.Step
+    is_older = and_(stored.judged_by != JUDGE_VERSION, run.state.not_in(runs.ENDED))
+    to_judge = select(run.id).outerjoin(stored, stored.run_id == run.id)
+    to_judge = to_judge.where(run.deleted_at_us.is_(None), or_(stored.run_id.is_(None), is_older))
+    before_us = clock.now_us() - int(WAIT_SECONDS * 1e6)
+    waiting = select(step.run_id).distinct().join(run, run.id == step.run_id).join(stored, stored.run_id == run.id)
+    waiting = waiting.where(
+        step.folded_shards < step.received_shards,
+        step.closed_at_us.is_(None),
+        step.received_shards < step.expected_shards,
+        step.last_shard_at_us < before_us,
+        run.deleted_at_us.is_(None),
+        stored.awaits_shards.is_(False),
     )
-    return session.scalars(query.distinct().limit(limit)).all()
+    found = session.scalars(to_judge.order_by(run.created_at_us.desc(), run.id).limit(_AT_ONCE)).all()
+    return {*found, *session.scalars(waiting.limit(_AT_ONCE))}

@@ -78,10 +78,7 @@ def read_advice(read: Annotated[Read, Depends(_changed)]) -> Response:
 def acknowledge_lever(
     run: RunIdentifier, body: LeverAcknowledgement, context: Context, principal: security.Ingester
 ) -> Response:
-    """Report what was done with a lever beside the rate at a step, or why it is refused; as `lr-advice/ack`.
-
-    An older step's report changes nothing.
-    """
+    """Report what was done with a lever beside the rate at a step, or why it is refused; as `lr-advice/ack`."""
     table = tables.LeverAcknowledgement
 
     def report(session: Session) -> schemas.ReportNotCounted | None:

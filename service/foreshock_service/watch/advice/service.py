@@ -349,10 +349,7 @@ def log_of(session: Session, run_id: str) -> list[decisions.Decision]:
 def append(
     session: Session, run_id: str, state: decisions.AdviceState, decision: decisions.Decision
 ) -> decisions.AdviceState:
-    """Add a decision, and store and return the state after it.
-
-    The revision is part of the primary key, so no two decisions of a run share one.
-    """
+    """Add a decision, and store and return the state after it."""
     row = {
         "run_id": run_id,
         "revision": decision.revision,

@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, ScalarTail
 from foreshock_service.runs import due, steps
 from foreshock_service.runs.attempts import attempts_of_run, is_active
@@ -32,29 +33,19 @@ def observe_scalars(session: Session, logged: ScalarsLogged) -> None:
         return
     if not is_active(session, logged):
         return
-    attempts = attempts_of_run(session, logged.run_id)
+    attempts = [each.attempt for each in attempts_of_run(session, logged.run_id)]
     tail = session.get(ScalarTail, logged.run_id)
-    places = {each.attempt: place for place, each in enumerate(attempts)}
-    here = (places[logged.attempt], logged.step)
-    if tail is None:
-        session.add(
-            ScalarTail(
-                run_id=logged.run_id, attempt=logged.attempt, step=logged.step, received_at_us=now_us(), closed=False
-            )
-        )
-        session.flush()
-        return
-    before, was_closed = (places[tail.attempt], tail.step), tail.closed
-    if here >= before:
-        tail.attempt, tail.step = logged.attempt, logged.step
-        tail.received_at_us = now_us()
-        tail.closed = was_closed and here == before
-        session.flush()
-    is_newest_attempt = logged.attempt == attempts[-1].attempt
-    if here[0] > before[0] or (here == before and is_newest_attempt and not was_closed):
-        # The first step of an attempt, or the step that is still open: no step has closed.
-        return
-    due.mark(session, logged.run_id, min(here, before)[1])
+    here = (attempts.index(logged.attempt), logged.step)
+    before = None if tail is None else (attempts.index(tail.attempt), tail.step)
+    was_closed = tail is not None and tail.closed
+    if before is None or here >= before:
+        key = {"run_id": logged.run_id, "attempt": logged.attempt, "step": logged.step}
+        row = {**key, "received_at_us": now_us(), "closed": was_closed and here == before}
+        upsert(session, ScalarTail, [row], ("run_id",))
+    is_still_open = here == before and logged.attempt == attempts[-1] and not was_closed
+    # Not if it is the first step of an attempt, or the step that is still open: no step has closed.
+    if before is not None and here[0] <= before[0] and not is_still_open:
+        due.mark(session, logged.run_id, min(here, before)[1])
 
 
 def close_scalar_tails(context: ServiceContext) -> int:

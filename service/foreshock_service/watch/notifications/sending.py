@@ -72,7 +72,6 @@ def check_targets(targets: Sequence[NotificationTarget]) -> None:
 
 
 def _send_text(target: NotificationTarget, message: Message) -> None:
-    """Send a title and a text through Apprise."""
     from apprise import Apprise, NotifyFormat
 
     title, text, kind = _text_of(message)
