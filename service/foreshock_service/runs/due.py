@@ -83,6 +83,12 @@ def changes_up_to(session: Session, run_id: str, step: int) -> set[str]:
     return set(session.scalars(_CHANGES, {"run_id": run_id, "step": step}))
 
 
+def is_source_due(session: Session, run_id: str, source: FindingSource) -> bool:
+    """Return whether the findings of a run's source will be read again."""
+    query = select(DueMark.id).where(DueMark.run_id == run_id, DueMark.source == source)
+    return session.scalar(query.limit(1)) is not None
+
+
 def remove(session: Session, marks: Collection[str]) -> None:
     """Remove the marks with these ids, whose work is done."""
     ids = list(marks)

@@ -1,10 +1,11 @@
 """Findings of runs: what the service has concluded from their stored data, by run, source and name.
 
-What may change the findings of a source (a step that closes, a late shard, a resume) marks it as due for the run; they
-are then read from the stored data when the run is advanced.
+A source may add the findings of a new step in the transaction that stores them, so that a longer run takes no longer.
+What else may change them (a late shard, a resume) marks the run's source as due, and its findings are read again when
+the run is advanced.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
@@ -20,7 +21,7 @@ from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, StoredFinding
-from foreshock_service.runs import due, events, run_endpoints
+from foreshock_service.runs import attempts, due, events, run_endpoints
 
 router = parameters.api_router(prefix="/v1", tags=["findings"])
 
@@ -112,6 +113,31 @@ def replace_findings(session: Session, run_id: str, source: FindingSource, found
     gone = known.keys() - {each.name for each in found}
     if gone:
         session.execute(delete(StoredFinding).where(*of_source, StoredFinding.name.in_(gone)))
+    _store(session, run_id, source, found, known)
+
+
+def add_step(session: Session, key: events.StepKey, source: FindingSource, found: Sequence[Finding]) -> None:
+    """Add the findings of a step that had none to those of its run. The run is locked."""
+    if not attempts.is_active(session, key):
+        return
+    if due.is_source_due(session, key.run_id, source):
+        # What is read at this moment may lack this step.
+        due.mark(session, key.run_id, source=source)
+        return
+    of_source = (StoredFinding.run_id == key.run_id, StoredFinding.source == source)
+    query = select(StoredFinding).where(*of_source, StoredFinding.name.in_([each.name for each in found]))
+    known = {each.name: each for each in session.scalars(query)}
+    before = {name: from_attributes(Finding, each) for name, each in known.items()}
+    _store(session, key.run_id, source, [_merged(each, before.get(each.name)) for each in found], known)
+
+
+def _store(
+    session: Session,
+    run_id: str,
+    source: FindingSource,
+    found: Sequence[Finding],
+    known: Mapping[str, StoredFinding],
+) -> None:
     rows = []
     for each in found:
         stored = known.get(each.name)
@@ -121,12 +147,21 @@ def replace_findings(session: Session, run_id: str, source: FindingSource, found
     upsert(session, StoredFinding, rows, _KEY)
 
 
+def _merged(finding: Finding, other: Finding | None) -> Finding:
+    """Return a finding over the steps of both, with the content of the newest one."""
+    if other is None:
+        return finding
+    newest = max(other, finding, key=lambda each: each.newest_step)
+    severity = min(other.severity, finding.severity, key=severity_rank)
+    first = min(other.first_step, finding.first_step)
+    return replace(newest, severity=severity, steps=other.steps + finding.steps, first_step=first)
+
+
 def newest_of_steps(found: Iterable[tuple[int, Iterable[Finding]]]) -> list[Finding]:
     """Return each finding of these steps, which are given newest first, with the content of its newest step."""
     newest: dict[str, Finding] = {}
     for step, of_step in found:
         for each in of_step:
-            known = newest.get(each.name, replace(each, steps=0, newest_step=step))
-            worst = min(known.severity, each.severity, key=severity_rank)
-            newest[each.name] = replace(known, severity=worst, steps=known.steps + 1, first_step=step)
+            at_step = replace(each, first_step=step, newest_step=step)
+            newest[each.name] = _merged(at_step, newest.get(each.name))
     return list(newest.values())

@@ -86,8 +86,14 @@ def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVe
         "sources": verdict.sources or None,
     }
     upsert(session, StepLint, [row], _STEP_KEY)
-    if again or warnings:
+    if again:
         due.mark(session, key.run_id, source="lint")
+    elif warnings:
+        at = {"first_step": key.step, "newest_step": key.step}
+        new = [
+            findings.Finding(each.name, each.severity, each.title, each.seen, each.remedy, **at) for each in warnings
+        ]
+        findings.add_step(session, key, "lint", new)
 
 
 def findings_of_run(session: Session, run_id: str) -> list[findings.Finding]:
