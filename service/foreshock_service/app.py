@@ -66,7 +66,7 @@ from foreshock_service.runs.failing_runs import alert_of_unreadable_runs, isolat
 from foreshock_service.watch import advance, alerts, delivery, diagnosis, long_polls, rules
 from foreshock_service.watch.advice import endpoints as advice
 from foreshock_service.watch.advice.service import record_mode, rewind_log
-from foreshock_service.watch.detection import derivation, scalar_tails
+from foreshock_service.watch.detection import derivation, history
 from foreshock_service.watch.notifications.service import notifiers
 
 # The routers of every noun. The routers of pages follow them, since their paths match the most.
@@ -150,7 +150,7 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
     bus.subscribe(events.AttemptStarted, measurements.forget_superseded)
     bus.subscribe(events.AttemptStarted, isolated(bus, rewind_log))
     bus.subscribe(events.AttemptStarted, derivation.derive_after_resume)
-    bus.subscribe(events.ScalarsLogged, isolated(bus, scalar_tails.observe_scalars))
+    bus.subscribe(events.ScalarsLogged, isolated(bus, history.observe_scalars))
     bus.subscribe(events.StepClosed, delivery.alert_of_incomplete_step)
     bus.subscribe(events.StepClosed, attribution.mark_stale_after_late_rollouts)
     bus.subscribe(events.TrainerHeard, delivery.end_silence)
@@ -167,7 +167,7 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
     started = now_us()
     return [
         Job("mark_waiting_runs", lambda: advance.mark_waiting_runs(context)),
-        Job("close_scalar_tails", lambda: scalar_tails.close_scalar_tails(context)),
+        Job("close_scalar_tails", lambda: history.close_scalar_tails(context)),
         Job("mark_stale_runs", lambda: runs.mark_stale_runs(context, started)),
         Job("expire_leases", lambda: leases.sweep(context)),
         Job("make_automatic_probes", lambda: policies.make_automatic_probes(context)),

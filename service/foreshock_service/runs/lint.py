@@ -159,16 +159,14 @@ def read_step(
     # Judged again: the stored verdict uses no scalars, which may arrive later, and no model kind, which may change.
     entropy = _logged_entropy(session, run, key)
     verdict = judging.judge_step(step, key.attempt, evidence_of_step(session, key), entropy, run.model_kind)
-    if verdict is None and (stored := session.get(StepLint, tuple(key))) is not None:
-        return _with_coverage(session, key, parse(records.LintRecord, stored.report))
-    if verdict is None:
+    if verdict is not None:
+        report = verdict.report
+    elif (stored := session.get(StepLint, tuple(key))) is not None:
+        report = parse(records.LintRecord, stored.report)
+    else:
         raise LintNotFound(
             f"step {step} of attempt {key.attempt} was not checked: no shard of it has evidence of the lint"
         )
-    return _with_coverage(session, key, verdict.report)
-
-
-def _with_coverage(session: Session, key: events.StepKey, report: records.LintRecord) -> records.LintRecord:
     return replace(report, coverage=steps.coverage_of_step(session, key, report.rollouts))
 
 

@@ -138,11 +138,6 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     return Snapshot(run, version, state, detectors, configuration, opened, found, applied, reported, probed_every)
 
 
-def read_advice(session: Session, principal: security.Principal, run_id: str, step: int | None) -> schemas.AdviceRead:
-    """Return the advice at `step`; None: at the step after the newest closed one."""
-    return read_snapshot(session, principal, run_id).advice(step)
-
-
 def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, decisions.AdviceState]:
     """Return the state of the advice of each run, for its newest steps; a run whose state cannot be read is absent."""
     table = tables.FoldedAdvice

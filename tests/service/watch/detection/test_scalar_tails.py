@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.runs import RunUpdate, update_run
-from foreshock_service.watch.detection.scalar_tails import close_scalar_tails
+from foreshock_service.watch.detection.history import close_scalar_tails
 from tests.service.sending import start_run
 from tests.service.watch.recorded import LENGTH, RecordedRun
 

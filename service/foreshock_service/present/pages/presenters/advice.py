@@ -73,7 +73,7 @@ def lowered_in_words(state: AdviceState, now: int) -> str | None:
 
 
 def advice_of(viewing: Viewing, run_id: str) -> schemas.AdviceRead:
-    return service.read_advice(viewing.session, viewing.principal, run_id, None)
+    return service.read_snapshot(viewing.session, viewing.principal, run_id).advice(None)
 
 
 def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, Any] | None:
