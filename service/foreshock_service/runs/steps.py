@@ -91,12 +91,8 @@ def open_step(session: Session, key: events.StepKey, shards: int) -> Step:
         folded_shards=0,
         rollouts=0,
         tokens=0,
-        full_rollouts=None,
-        full_tokens=None,
-        setups=None,
         first_shard_at_us=now,
         last_shard_at_us=now,
-        closed_at_us=None,
     )
     session.add(step)
     return step

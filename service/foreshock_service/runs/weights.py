@@ -79,10 +79,7 @@ def _ingest(context: ServiceContext, principal: security.Principal, key: StepKey
         if inputs is None:
             return
         judged = _judge(context, key, inputs)
-        if context.database.write(partial(_store_verdicts, principal, key, inputs.stamp, judged)):
-            # In a transaction of its own: rules judge the step again, and no other write should wait for both. If the
-            # service dies before it, the report is not answered, and sent again.
-            context.database.write(partial(_store_counts, context.events, principal, key, inputs.stamp, judged))
+        if context.database.write(partial(_store_verdicts, context.events, principal, key, inputs.stamp, judged)):
             return
     # Each of the reports that kept arriving is judged by the request that brought it.
 
@@ -128,9 +125,7 @@ def _inputs(session: Session, key: StepKey) -> _Inputs | None:
     rows = {row.holder: row for row in _rows_of_step(session, key)}
     trainer = rows.get(_TRAINER)
     engines = {
-        holder.removeprefix(_ENGINE): weights_reports.Engine(
-            row.report, row.engines or 1, _verdict_before(session, row)
-        )
+        holder.removeprefix(_ENGINE): weights_reports.Engine(row.report, _verdict_before(session, row))
         for holder, row in rows.items()
         if holder.startswith(_ENGINE) and row.report is not None
     }
@@ -141,7 +136,8 @@ def _inputs(session: Session, key: StepKey) -> _Inputs | None:
         for holder, row in rows.items()
         if holder.startswith(_VARIANT) and row.report is not None
     }
-    return _Inputs(_stamp(session, key), trainer.report, engines, variants)
+    stamp = frozenset((holder, row.received_at_us) for holder, row in rows.items())
+    return _Inputs(stamp, trainer.report, engines, variants)
 
 
 def _judge(context: ServiceContext, key: StepKey, inputs: _Inputs) -> dict[str, weights_reports.Judged]:
@@ -157,51 +153,37 @@ def _judge(context: ServiceContext, key: StepKey, inputs: _Inputs) -> dict[str, 
 
 
 def _store_verdicts(
-    principal: security.Principal,
-    key: StepKey,
-    stamp: Stamp,
-    judged: Mapping[str, weights_reports.Judged],
-    session: Session,
-) -> bool:
-    """Store the verdicts on the engines of a step; False if a report arrived since they were read."""
-    runs.lock_run(session, principal, key.run_id)
-    if _stamp(session, key) != stamp:
-        return False
-    table = WeightsReport
-    of_step = [getattr(table, name) == value for name, value in key._asdict().items()]
-    was_wrong = session.scalar(select(table.holder).where(*of_step, table.is_right.is_(False)).limit(1)) is not None
-    for name, each in judged.items():
-        verdict = {"verdict": each.verdict, "is_right": each.is_right}
-        session.execute(update(table).where(*of_step, table.holder == f"{_ENGINE}{name}").values(verdict))
-    if was_wrong or not all(each.is_right for each in judged.values()):
-        due.mark(session, key.run_id, source="notary")
-    # Old reports are cleared; that of the first step stays.
-    first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
-    old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
-    session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
-    return True
-
-
-def _store_counts(
     events: EventBus,
     principal: security.Principal,
     key: StepKey,
     stamp: Stamp,
     judged: Mapping[str, weights_reports.Judged],
     session: Session,
-) -> None:
-    """Store how many engines hold other weights, as scalars; nothing if a report arrived since, whose request does."""
+) -> bool:
+    """Store the verdicts on the engines of a step, and how many hold other weights, as scalars.
+
+    False if a report arrived since they were read: its request judges them again.
+    """
     runs.lock_run(session, principal, key.run_id)
-    if _stamp(session, key) == stamp:
-        off = sum(not each.is_right for each in judged.values())
-        values: dict[str, float | None] = {ENGINES_OFF: float(off), "notary/engines": float(len(judged))}
-        scalars.store_scalars(session, events, principal, key, scalars.ScalarsPut(source="notary", values=values))
-
-
-def _stamp(session: Session, key: StepKey) -> Stamp:
     table = WeightsReport
     query = select(table.holder, table.received_at_us).filter_by(**key._asdict())
-    return frozenset((holder, at_us) for holder, at_us in session.execute(query))
+    if {(holder, at_us) for holder, at_us in session.execute(query)} != stamp:
+        return False
+    of_step = [getattr(table, name) == value for name, value in key._asdict().items()]
+    was_wrong = session.scalar(select(table.holder).where(*of_step, table.is_right.is_(False)).limit(1)) is not None
+    for name, each in judged.items():
+        verdict = {"verdict": each.verdict, "is_right": each.is_right}
+        session.execute(update(table).where(*of_step, table.holder == f"{_ENGINE}{name}").values(verdict))
+    off = sum(not each.is_right for each in judged.values())
+    if was_wrong or off:
+        due.mark(session, key.run_id, source="notary")
+    # Old reports are cleared; that of the first step stays.
+    first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
+    old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
+    session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
+    counts: dict[str, float | None] = {ENGINES_OFF: float(off), "notary/engines": float(len(judged))}
+    scalars.store_scalars(session, events, principal, key, scalars.ScalarsPut(source="notary", values=counts))
+    return True
 
 
 def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[WeightsRecord]:

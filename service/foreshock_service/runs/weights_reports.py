@@ -10,7 +10,6 @@ import pyarrow as pa
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
 from foreshock.api.records import parse, to_json
-from foreshock.diagnosis.weights import verdict_in_words
 from foreshock.errors import InvalidRolloutsError
 from foreshock.notary.compare import Holding, Verdict, judge
 from foreshock.notary.pieces import Piece, Tensors
@@ -75,19 +74,17 @@ def unpacked(data: bytes) -> Any:
 
 
 class Judged(NamedTuple):
-    """The verdict on an engine, packed, and its sentence. `needs_history`: earlier announcements may explain it."""
+    """The verdict on an engine, packed. `needs_history`: earlier announcements may explain it."""
 
     verdict: bytes
     is_right: bool
-    sentence: str
     needs_history: bool
 
 
 class Engine(NamedTuple):
-    """The report of an engine, the number of engines in all, and its packed verdict at an earlier step."""
+    """The report of an engine, and its packed verdict at an earlier step."""
 
     report: bytes
-    engines: int
     before: bytes | None = None
 
 
@@ -119,9 +116,8 @@ def judge_engines(
             before = None if engine.before is None else parse(Verdict, unpacked(engine.before))
         verdict = judge(step, known, held, before, others)
         if verdict is not None:
-            sentence = verdict_in_words(name, engine.engines, verdict)
             needs_history = bool(held.canary) or not verdict.is_right
-            found[name] = Judged(packed(to_json(verdict)), verdict.is_right, sentence, needs_history)
+            found[name] = Judged(packed(to_json(verdict)), verdict.is_right, needs_history)
     return found
 
 
