@@ -89,10 +89,8 @@ def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVe
     if again:
         due.mark(session, key.run_id, source="lint")
     elif warnings:
-        at = {"first_step": key.step, "newest_step": key.step}
-        new = [
-            findings.Finding(each.name, each.severity, each.title, each.seen, each.remedy, **at) for each in warnings
-        ]
+        at = (None, 1, key.step, key.step)
+        new = [findings.Finding(each.name, each.severity, each.title, each.seen, each.remedy, *at) for each in warnings]
         findings.add_step(session, key, "lint", new)
 
 
