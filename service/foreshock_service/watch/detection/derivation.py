@@ -13,6 +13,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -230,9 +231,5 @@ def mark_outdated(database: Database) -> int:
                 outdated.append((run.id, newest.step))
             time.sleep(_PAUSE_SECONDS)
     for run_id, step in outdated:
-
-        def mark(session: Session, run_id: str = run_id, step: int = step) -> None:
-            due.mark(session, run_id, 0, judged_until=step)
-
-        database.write(mark)
+        database.write(partial(due.mark, run_id=run_id, from_step=0, judged_until=step))
     return len(outdated)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Select, case, exists, or_, select
+from sqlalchemy import ColumnElement, case, exists, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock import page_addresses, retry, severity
@@ -23,6 +23,7 @@ from foreshock_service.platform.database.tables import (
     new_identifier,
 )
 from foreshock_service.platform.jobs import Job, JobRunner
+from foreshock_service.platform.pagination import among
 from foreshock_service.platform.settings import NotificationTarget
 from foreshock_service.runs.diagnoses import NOTHING_YET, find_diagnosis
 from foreshock_service.runs.runs import ENDED
@@ -72,9 +73,7 @@ def verdicts_to_tell(
         .where(~is_known)
         .limit(limit)
     )
-    if target.projects:
-        query = query.where(Run.project.in_(target.projects))
-    found = session.execute(query)
+    found = session.execute(query.where(*among((Run.project, target.projects))))
     return [Change(run, run, f"{_PREFIX}{verdict}", revision) for run, verdict, revision in found]
 
 
@@ -252,7 +251,14 @@ def alerts_to_tell(
         row = (Notification.target == target.name, Notification.alert_id == Alert.id, Notification.change == change)
         return exists().where(*row, Notification.occurrence == Alert.opened_at_us, *also)
 
-    of_target = _of_target(target, severities, since_us).limit(limit)
+    of_target = (
+        select(Alert.run_id, Alert.id, Alert.opened_at_us)
+        .join(Run, Run.id == Alert.run_id)
+        .where(Alert.changed_at_us >= since_us, Alert.severity.in_(severities), Run.deleted_at_us.is_(None))
+        .where(~Alert.quiet, *among((Run.project, target.projects)))
+        .order_by(Alert.changed_at_us)
+        .limit(limit)
+    )
     found = [(OPENED, of_target.where(Alert.state == "open", ~is_known(OPENED)))]
     if target.tells_resolved:
         was_sent = is_known(OPENED, Notification.sent_at_us.is_not(None))
@@ -312,16 +318,3 @@ def add(session: Session, target: str, change: Change, now_us: int, state: str =
         "created_at_us": now_us, "sent_at_us": None,
     }  # fmt: skip
     insert_if_absent(session, Notification, row)
-
-
-def _of_target(
-    target: NotificationTarget, severities: Sequence[str], since_us: ColumnElement[int]
-) -> Select[str, str, int]:
-    query = (
-        select(Alert.run_id, Alert.id, Alert.opened_at_us)
-        .join(Run, Run.id == Alert.run_id)
-        .where(Alert.changed_at_us >= since_us, Alert.severity.in_(severities), Run.deleted_at_us.is_(None))
-        .where(~Alert.quiet)
-        .order_by(Alert.changed_at_us)
-    )
-    return query.where(Run.project.in_(target.projects)) if target.projects else query
