@@ -48,6 +48,8 @@ _OF_MASK = "turns_of_mask"
 _DENSE = required_range("k3_kl", "dense").warning
 assert _DENSE is not None
 _LEAST_K3 = _DENSE / 4.0
+# Engines of one model do not differ so much, whatever its kind.
+_LEAST_OF_ENGINE = float(_DENSE)
 # Half octaves above the median from which on a level is far above most.
 _HIGH = 4
 # A rollout is wrong inside if so many uncertain tokens come first, each with a |d| below a tenth of its mean. Of
@@ -364,7 +366,8 @@ def _check(judging: Judging) -> Outcome:
     # A single rollout is a place if the step is beyond its range by it.
     of_rollouts = 1 if judging[Pairs].mean_k3 > healthy else _LEAST_GROUPS
     least = dict.fromkeys(_PLACES, _LEAST_GROUPS) | {"rollout": of_rollouts}
-    found = [part for name in _PLACES for part in _parts(sums, name, least[name]) if part.k3 > healthy]
+    of_part = dict.fromkeys(_PLACES, healthy) | {"engine": min(healthy, _LEAST_OF_ENGINE)}
+    found = [part for name in _PLACES for part in _parts(sums, name, least[name]) if part.k3 > of_part[name]]
     best = max(found, key=lambda part: (part.share >= 0.9, part.times * part.share), default=None)
     if best is not None and best.dimension == "rollout":
         # Prefer a data source or an engine that names the same rollouts.

@@ -237,3 +237,24 @@ def test_a_turn_is_a_run_of_the_models_tokens() -> None:
     mask = np.array([1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0], bool)
     turns = turns_of_mask(mask, np.array([0, 7, 7, 11, 12]))
     assert turns.tolist() == [0, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 0]
+
+
+def of_engines(seed: int, size: float, engines: int = 4) -> RolloutBatch:
+    """Return rollouts of 16 prompts on some engines; log π is off by noise of this size on one of them."""
+    batch = healthy_batch(seed, Policy(sharpness=2.0), groups=16, per_group=8)
+    of_rows = np.arange(batch.num_rollouts) // 8 % engines
+    batch = replace(batch, engine_ids=[f"dp{engine}" for engine in of_rows.tolist()])
+    return off(batch, lambda each: of_rows[rows(each)] == 3, size, seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_engine_that_differs_from_others_is_named_below_the_range_of_mixtures(seed: int) -> None:
+    warning = only(lint_batch(of_engines(seed, 0.1)), "mismatch_by_place")
+    assert 0.001 < warning.evidence["k3"] < 0.01
+    assert "in the 32 rollouts of the engine dp3, and" in warning.title
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_engines_that_are_alike_are_no_place(seed: int) -> None:
+    assert lint_batch(of_engines(seed, 0.0)).is_clean
+    assert lint_batch(of_engines(seed, 0.03)).is_clean
