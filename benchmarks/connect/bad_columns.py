@@ -365,10 +365,9 @@ def run() -> list[Line]:
     global _FOLDER
     from verl.trainer.ppo import ray_trainer  # noqa: F401 - before there is an address: the hook would observe it twice
 
-    from foreshock.integrations import connect, slime
+    from foreshock.integrations import trainer_run
 
-    for module in (connect, slime):
-        module.__dict__["Client"] = _Recording
+    trainer_run.__dict__["Client"] = _Recording
     counts = dict.fromkeys(("logged", "refused", "silent", "unsaid", "wrong"), 0)
     with tempfile.TemporaryDirectory() as folder, service() as (_, http):
         _FOLDER = Path(folder)
