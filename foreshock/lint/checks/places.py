@@ -316,6 +316,10 @@ _OF_LATE_TOKENS = (
     " Look at what depends on the position: a window of attention, the scaling of RoPE, a cache, a penalty on tokens "
     "that occurred before."
 )
+_OF_PADDING = (
+    " Compare padding and positions: if position ids count the padding on the left, only the longest prompts of a "
+    "batch are right."
+)
 _TO_DOCTOR = "`foreshock doctor` with the step's weights tries what could make it."
 
 
@@ -379,6 +383,8 @@ def _check(judging: Judging) -> Outcome:
     hint = _HINTS.get(best.dimension, "")
     if best.dimension in ("position", "context", "response") and best.high == best.last:
         hint = _OF_LATE_TOKENS
+    elif best.dimension == "prompt_length" and best.high < best.last:
+        hint = _OF_PADDING
     title = (
         f"k3 averages {format_number(best.k3)} {_words(best, judging)}, and {format_number(best.k3_of_rest)} elsewhere"
     )

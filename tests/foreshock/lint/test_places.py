@@ -258,3 +258,14 @@ def test_engine_that_differs_from_others_is_named_below_the_range_of_mixtures(se
 def test_engines_that_are_alike_are_no_place(seed: int) -> None:
     assert lint_batch(of_engines(seed, 0.0)).is_clean
     assert lint_batch(of_engines(seed, 0.03)).is_clean
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("short", "advice"), [(True, "Compare padding and positions"), (False, "may cut prompts")])
+def test_short_prompts_point_to_padding_and_long_ones_to_cut_prompts(seed: int, short: bool, advice: str) -> None:
+    batch = with_prompts(np.random.default_rng(seed).integers(5, 40, 64))
+    warning = only(
+        lint_batch(off(batch, lambda each: (prompts_of(each) <= 22) == short, 0.8, seed)), "mismatch_by_place"
+    )
+    assert "rollouts with prompts " in warning.title
+    assert advice in warning.remedy
