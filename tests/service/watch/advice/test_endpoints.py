@@ -208,9 +208,8 @@ def trainer_of(server: RunningServer, folder: Path, attempt: str, resume_step: i
     return client
 
 
-@pytest.mark.parametrize("old_feed_has_a_client", [True, False])
 def test_old_trainer_that_still_reports_does_not_hold_back_the_advice_of_the_new_one(
-    http: httpx.Client, server: RunningServer, app: FastAPI, tmp_path: Path, old_feed_has_a_client: bool
+    http: httpx.Client, server: RunningServer, app: FastAPI, tmp_path: Path
 ) -> None:
     old = trainer_of(server, tmp_path / "old", "first")
     new = trainer_of(server, tmp_path / "new", "second", resume_step=4)
@@ -219,8 +218,7 @@ def test_old_trainer_that_still_reports_does_not_hold_back_the_advice_of_the_new
     run = RecordedRun(app.state.context.database, run=old.run_id)
     run.close_all({K3: [2e-4, 1e-1, 1e-1], LAG: [0.0, 8.0, 8.0]}, range(1, 4))
     # Attempt 1 dies slowly: what it did last is reported after attempt 2 has resumed.
-    feed = AdviceFeed(old) if old_feed_has_a_client else AdviceFeed(server.url, run.run, attempt=1)
-    with feed:
+    with AdviceFeed(old) as feed:
         feed.acknowledge(300, 1e-6, 1.0)
         feed.scale(300)
         assert old.flush(60)

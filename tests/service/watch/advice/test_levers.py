@@ -1,5 +1,6 @@
 """The levers over HTTP: decided, switched, held, polled, acknowledged or refused; and input that is missing."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.levers import Correction, Rollback
 from foreshock_service.platform.database.tables import Checkpoint
 from tests.service.server import RunningServer
+from tests.service.watch.advice.test_endpoints import trainer_of
 from tests.service.watch.advice.test_loop_inputs import step_of
 from tests.service.watch.recorded import K3, RecordedRun
 from tests.waiting import wait_until
@@ -200,18 +202,22 @@ def test_first_start_chooses_modes_and_the_correction(server: RunningServer, htt
     assert (again["correction"]["mode"], again["rollback"]["mode"]) == ("apply", "apply")
 
 
-def test_two_trainers_of_one_run_go_back_once(server: RunningServer, http: httpx.Client, run: RecordedRun) -> None:
+def test_two_trainers_of_one_run_go_back_once(
+    server: RunningServer, http: httpx.Client, app: FastAPI, tmp_path: Path
+) -> None:
+    first = trainer_of(server, tmp_path / "old", "first")
+    assert first.run_id is not None
+    run = RecordedRun(app.state.context.database, run=first.run_id)
     announce(run, 31)
     collapse(run)
     switch(http, run, correction_mode="apply", rollback_mode="apply")
     called: list[tuple[str, Rollback]] = []
-    with AdviceFeed(server.url, run.run, attempt=1) as old, AdviceFeed(server.url, run.run, attempt=2) as new:
-        for name, feed in (("old", old), ("new", new)):
-            feed.on_rollback(lambda found, name=name: called.append((name, found)))  # type: ignore[misc]
+    with AdviceFeed(first) as old:
+        old.on_rollback(lambda found: called.append(("old", found)))
         wait_until(lambda: old.rollback(LAST + 1) is not None)
-        assert new.rollback(LAST + 1) is None
-        run.resume(31)
-        wait_until(lambda: new.correction(31) == Correction("token_tis", "2"))
-        assert new.rollback(31) is None
-        old.rollback(LAST + 2)
+        with AdviceFeed(trainer_of(server, tmp_path / "new", "second", resume_step=31)) as new:
+            new.on_rollback(lambda found: called.append(("new", found)))
+            wait_until(lambda: new.correction(31) == Correction("token_tis", "2"))
+            assert new.rollback(31) is None
+            old.rollback(LAST + 2)
     assert [(name, found.step) for name, found in called] == [("old", 31)]
