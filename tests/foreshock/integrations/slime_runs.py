@@ -237,7 +237,7 @@ def new_optimizer() -> tuple[Any, Any, list[torch.nn.Parameter]]:
     return optimizer, scheduler, parameters
 
 
-def fail(framework: Any) -> None:
+def fail(run: Any) -> None:
     """Take the place of what observes the framework."""
     raise RuntimeError("this rank cannot observe the framework")
 
