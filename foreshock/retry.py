@@ -61,7 +61,7 @@ def retry(
     backoff: Backoff,
     *,
     is_retryable: Callable[[Exception], bool],
-    wait: Callable[[float], object] = time.sleep,
+    wait: Callable[[float], object] | None = None,
     max_attempts: int | None = None,
     deadline_seconds: float | None = None,
     on_retry: Callable[[Exception, float], None] | None = None,
@@ -70,7 +70,7 @@ def retry(
 
     Raises the last error if it is not retryable, after `max_attempts` calls, if the next delay would end later than
     `deadline_seconds` after the start, or if `wait` was interrupted. `on_retry(error, delay)` is called before each
-    wait. The delay is at least the error's `retry_after_seconds`, if it has one.
+    wait. The delay is at least the error's `retry_after_seconds`, if it has one. `wait` is `time.sleep` by default.
     """
     deadline = math.inf if deadline_seconds is None else time.monotonic() + deadline_seconds
     for attempt in itertools.count(1):
@@ -84,7 +84,7 @@ def retry(
                 raise
             if on_retry is not None:
                 on_retry(error, delay)
-            if wait(delay):
+            if (wait or time.sleep)(delay):
                 raise
     raise AssertionError("unreachable")
 
