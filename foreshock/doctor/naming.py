@@ -15,6 +15,9 @@ causes, in one of two ways:
 A change of data that leaves no more than the noise is named without nulls: it has no parameter that fits a few tokens.
 Logged sums have the rounding of all their tokens.
 
+A policy that repeats one id has nearly the same d at all its tokens, which any change of the computation can fit: then
+only causes of the data, of the sampling and of other weights are named.
+
 A few tokens at which rounding decides can outweigh all others. A trial is therefore also judged with weights that are
 small at such tokens (`evidence.steadiness`), against the rounding of the weighted mean; only with these weights can it
 be alone beyond ordinary rounding.
@@ -39,6 +42,9 @@ from foreshock.doctor.trials import Trial, View
 
 NAMED_SHARE = 0.9
 """The least share of what a side differs by that a name explains: less is a part of a cause, or a relative of it."""
+
+_ONE_ID = 0.9
+"""The share of the difference at one id, above which a change of the computation has no name."""
 
 _MOVED = 0.1
 """The least change of a prompt's mean d²/2 by a trial, in multiples of that of all; below it is none."""
@@ -67,6 +73,8 @@ class Naming:
         self._tokens = max(int(compared.usable.sum()), 1)
         self._weights = (np.ones(compared.rows.size), floors.weights)
         self._rounding = (floors.rounding, floors.weighted_rounding)
+        by_id = np.bincount(compared.ids, floors.base.halves)
+        self._is_of_one_id = float(by_id.max(initial=0.0)) > _ONE_ID * float(by_id.sum())
         self._chances: dict[tuple[Trial, Trial], float] = {}
         self._lows: dict[tuple[Trial, Kind], float] = {}
         self._healthy_shares: dict[tuple[tuple[Variant, ...], bool], tuple[float, float]] = {}
@@ -74,6 +82,8 @@ class Naming:
     def names(self, trial: Trial, *, against_others: bool = True) -> bool:
         """Whether a trial reproduces the side, explains nearly all of its difference, and may be named."""
         if self.mean(trial) > (1 - NAMED_SHARE) * self.mean(self._base):
+            return False
+        if self._is_of_one_id and any(_is_of_computation(each) for each in trial.variants):
             return False
         times = self._times(trial)
         is_reproduced = self.mean(trial) <= times * self._rounding[0]
@@ -244,6 +254,11 @@ class Naming:
                         self._replays, self._floors, trial.variants, View(self._compared), in_part=in_part
                     )
         return self._healthy_shares[key]
+
+
+def _is_of_computation(variant: Variant) -> bool:
+    """Whether a variant replays the announced weights in another way."""
+    return bool(variant.change.values) and not (variant.fit or variant.data or _folders((variant,)))
 
 
 def _folders(variants: tuple[Variant, ...]) -> set[str]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from foreshock.doctor import Change, examine
 from foreshock.doctor.naming import NAMED_SHARE
 from foreshock.rollouts import RolloutBatch
-from tests.foreshock.doctor.fake import FakeExperimenter, rollouts
+from tests.foreshock.doctor.fake import FakeExperimenter, logged, rollouts
 
 _CERTAIN = 0.97
 _MARGIN = 14.0
@@ -90,3 +90,13 @@ def test_zeros_in_a_single_prompt_are_named() -> None:
     zeroed = np.where(in_first_prompt & (pi < -0.5), np.float32(0), pi)
     report = examine(replace(lab.batch, rollout_log_probs=lab.logged(noise=5), trainer_log_probs=zeroed), lab)
     assert [(each.side, each.cause) for each in report.causes] == [("trainer", "zeros")]
+
+
+def test_what_one_id_alone_differs_by_names_no_change_of_the_computation() -> None:
+    """A policy that repeats one id has nearly one d, which the positions of the trainer would fit as well as any."""
+    batch = rollouts(3)
+    repeated = replace(batch, response_token_ids=np.full_like(batch.response_token_ids, 7))
+    for each, is_named in ((batch, True), (repeated, False)):
+        lab = FakeExperimenter(each)
+        logs = replace(each, rollout_log_probs=logged(lab), trainer_log_probs=logged(lab, positions="zero"))
+        assert ("positions" in [found.cause for found in examine(logs, lab).causes]) == is_named
