@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 from typing import Final
 
+import numpy as np
+
 from foreshock.api.diagnosis import DiagnosisCause
 from foreshock.diagnosis.history import History, PastAlert
 from foreshock.diagnosis.wording import percent, reward_number
@@ -29,7 +31,7 @@ _LEAST_OTHERS: Final = 0.15
 """Least share of the other sources, before and since, of one that fell alone."""
 _OTHERS_FELL: Final = 0.2
 """The others fell by at most this part of the fall of one that fell alone."""
-_LEAST_FALL: Final = 0.1
+LEAST_FALL: Final = 0.1
 """Least fall, as a part of the mean reward before, without an alert."""
 _Z: Final = 4.0
 
@@ -73,7 +75,7 @@ def sources_in_fall(history: History, fall: PastAlert | None) -> tuple[Diagnosis
     every = frozenset(before.shares) | frozenset(since.shares)
     fallen = before.mean - since.mean
     error = math.sqrt(before.squared_error(every) + since.squared_error(every))
-    if not fallen > max(_Z * error, 0.0 if fall else _LEAST_FALL * abs(before.mean)):
+    if not fallen > max(_Z * error, 0.0 if fall else LEAST_FALL * abs(before.mean)):
         return ()
     within = dict.fromkeys(every, 0.0)
     for name in before.means.keys() & since.means.keys():
@@ -87,14 +89,15 @@ def sources_in_fall(history: History, fall: PastAlert | None) -> tuple[Diagnosis
 
 def _change_of_mix(history: History, steps: Sequence[int]) -> int | None:
     """Return the first step of the mix that differs most from the one before it."""
-    best, found = 0.0, None
-    for place in range(_LEAST_STEPS, len(steps) - _LEAST_STEPS + 1):
-        sides = [[dict(history.sources[each]) for each in half] for half in (steps[:place], steps[place:])]
-        before, since = map(_Side.of, sides)
-        score = _moved(before, since) * math.sqrt(place * (len(steps) - place))
-        if score > best:
-            best, found = score, steps[place]
-    return found
+    names = sorted({name for step in steps for name in history.sources[step]})
+    if len(steps) < 2 * _LEAST_STEPS or len(names) < 2:
+        return None
+    counts = np.array([[history.sources[step].get(name, (0, 0.0))[0] for name in names] for step in steps])
+    before = counts.cumsum(axis=0)[_LEAST_STEPS - 1 : len(steps) - _LEAST_STEPS]
+    since = counts.sum(axis=0) - before
+    moved = np.abs(before / before.sum(1, keepdims=True) - since / since.sum(1, keepdims=True)).sum(1)
+    places = np.arange(_LEAST_STEPS, len(steps) - _LEAST_STEPS + 1)
+    return steps[int(places[np.argmax(moved * np.sqrt(places * (len(steps) - places)))])]
 
 
 def _moved(before: _Side, since: _Side) -> float:

@@ -28,6 +28,7 @@ from foreshock.diagnosis.quantities import (
     quantities_of,
 )
 from foreshock.diagnosis.reward import COLLAPSE_RULE
+from foreshock.diagnosis.source_rewards import LEAST_FALL
 from foreshock.lint.checks.sampling import RAW
 from foreshock_service.platform import parameters
 from foreshock_service.platform.database import engine, tables
@@ -229,7 +230,11 @@ def _sources(
     session: Session, run_id: str, fall: int | None, reward: SteppedValues, newest: int | None
 ) -> dict[int, dict[str, tuple[int, float]]]:
     """Return the rewards by data source about a fall of the reward; nothing else asks for them."""
-    if newest is None or not reward.values or not (fall is not None or reward.newest() < reward.best()):
+    if (
+        newest is None
+        or not reward.values
+        or (fall is None and not reward.best() - reward.newest() > LEAST_FALL * abs(reward.best()))
+    ):
         return {}
     if fall is None:
         return lint.rewards_by_source(session, run_id, (newest - WINDOW_STEPS, newest))
@@ -241,18 +246,17 @@ def _rates(session: Session, run: tables.Run, observed: int | None, fall: int | 
     """Return the logged rates of the newest steps if the newest is 0, else those about a fall of the reward."""
     if observed is None:
         return SteppedValues()
-    declared, found = run.scalar_names or {}, SteppedValues()
+    declared = run.scalar_names or {}
     names = names_of((LEARNING_RATE_KEY,), declared)
-    ranges = [(observed - _NEWEST_RATES + 1, observed), (observed - _EVALUATED_STEPS + 1, observed)]
-    if fall is not None:
-        ranges[1] = fall - 2 * NEWEST_STEPS, fall + NEWEST_STEPS
-    for first, last in ranges:
+
+    def logged(first: int, last: int) -> SteppedValues:
         read = scalars.scalars_of_active_steps(session, run.id, names, max(0, first), last)
         rates = {step: quantities_of(values, declared, (LEARNING_RATE_KEY,)) for step, values in sorted(read.items())}
-        found = _stepped((step, values.get(LEARNING_RATE_KEY)) for step, values in rates.items())
-        if fall is None and (not found.values or found.values[-1] != 0.0):
-            return SteppedValues()
-    return found
+        return _stepped((step, values.get(LEARNING_RATE_KEY)) for step, values in rates.items())
+
+    if logged(observed - _NEWEST_RATES + 1, observed).values[-1:] == [0.0]:
+        return logged(observed - _EVALUATED_STEPS + 1, observed)
+    return SteppedValues() if fall is None else logged(fall - 2 * NEWEST_STEPS, fall + NEWEST_STEPS)
 
 
 def _findings(session: Session, run_id: str, newest_steps: Sequence[int], *, has_entropy: bool) -> ToldFindings:
