@@ -20,6 +20,7 @@ from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.reward_ceiling import REWARD_CEILING
 from foreshock.diagnosis.stale_part import STALE_PART
 from foreshock.diagnosis.sync_period import sync_period
+from foreshock.lint.checks.places import OF_ENGINE
 
 NOT_MEASURED: Final = frozenset(
     {
@@ -100,9 +101,6 @@ _OF_GROWTH: Final = frozenset({"weights_not_delivered", "mismatch_without_update
 PLACE: Final = "mismatch_by_place"
 """The finding that says where the mismatch is, not what makes it."""
 
-_OF_ENGINE: Final = " rollouts of the engine "
-"""In the title of a place that is one engine."""
-
 _SOURCES: Final[Sequence[CauseSource]] = ("notary", "doctor", "probe", "lint", "detector")
 
 PROBES: Final[Collection[CauseSource]] = ("doctor", "probe")
@@ -161,7 +159,7 @@ def of_mixture(cause: DiagnosisCause) -> DiagnosisCause:
 def of_engine(cause: DiagnosisCause, history: History) -> DiagnosisCause:
     """Return the place of one engine, with what it looks like if k3, nearly all of it there, grows from the start."""
     steps, k3 = (*history.first_k3.steps, *history.k3.steps), (*history.first_k3.values, *history.k3.values)
-    if cause.name != PLACE or _OF_ENGINE not in cause.title or not grows_from_start(steps, k3):
+    if cause.name != PLACE or OF_ENGINE not in cause.title or not grows_from_start(steps, k3):
         return cause
     sentence = f"{cause.sentence} It has grown since step {steps[0]}: the engine looks as if it kept old weights."
     advice = f"Check that updates reach this engine: compare digests of its weights. {cause.what_to_do}"

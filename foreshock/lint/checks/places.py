@@ -35,6 +35,8 @@ _STEPS = {"prompt_length": 5, "context": 2, "response": 2}
 _DIMENSIONS = (*_PLACES, *_STEPS)
 # The dimensions whose buckets are names, and their batch fields. The names are kept as examples.
 _NAMED = {"data_source": "data_sources", "engine": "engine_ids"}
+_ROLLOUTS_OF = " rollouts of the "
+OF_ENGINE = f"{_ROLLOUTS_OF}engine "  # in the title of a place that is one engine
 # Buckets of a dimension are 0 to 999; a key is 1000 times the dimension's number plus the bucket.
 _WIDTH = 1000
 _MOST_TOKENS = 1 << 18
@@ -600,7 +602,7 @@ def _words(part: _Part, judging: Judging) -> str:
         return "in 1 rollout" if part.rollouts == 1 else f"in {int(part.rollouts):,} rollouts"
     if part.dimension in _NAMED:
         name = next((each.sample_id for each in judging.evidence.where(f"{part.dimension} {low}")), "of one name")
-        return f"in the {int(part.rollouts):,} rollouts of the {part.dimension.replace('_', ' ')} {name}"
+        return f"in the {int(part.rollouts):,}{_ROLLOUTS_OF}{part.dimension.replace('_', ' ')} {name}"
     ends = "truncated" if part.dimension == "end_of_truncated" else "other than truncated"
     count = 2**high
     return f"at the last {count} tokens of {ends} responses" if count > 1 else f"at the last token of {ends} responses"
