@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Text, cast, func, or_, select
 from sqlalchemy.orm import Session
@@ -67,6 +67,11 @@ def store_evidence(session: Session, key: events.StepKey, shard: int, part: judg
     upsert(session, ShardLint, [row], (*_STEP_KEY, "shard"))
 
 
+def _without_titles(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report without the titles of its checks: they are half of its bytes, and the same at each step."""
+    return report | {"checks": [{name: each[name] for name in ("name", "state", "why")} for each in report["checks"]]}
+
+
 def evidence_of_step(session: Session, key: events.StepKey) -> list[judging.LintPart]:
     """Return the evidence of a step's shards, in order."""
     query = select(ShardLint.evidence, ShardLint.examples).filter_by(**key._asdict()).order_by(ShardLint.shard)
@@ -81,7 +86,7 @@ def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVe
         **key._asdict(),
         "severity": None if worst == "info" else worst,
         "warnings": {warning.name: warning.severity for warning in warnings},
-        "report": to_json(verdict.report),
+        "report": _without_titles(to_json(verdict.report)),
         **{name: getattr(verdict, name) for name in _SUMS},
         "sources": verdict.sources or None,
     }
@@ -160,7 +165,9 @@ def read_step(
     if verdict is not None:
         report = verdict.report
     elif (stored := session.get(StepLint, tuple(key))) is not None:
-        report = parse(records.LintRecord, stored.report)
+        titles = {name: check.title for name, check in CHECKS.items()}
+        checks = [{"title": titles.get(each["name"], each["name"]), **each} for each in stored.report["checks"]]
+        report = parse(records.LintRecord, stored.report | {"checks": checks})
     else:
         raise LintNotFound(
             f"step {step} of attempt {key.attempt} was not checked: no shard of it has evidence of the lint"

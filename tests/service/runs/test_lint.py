@@ -125,6 +125,13 @@ def test_unchecked_step_has_no_lint(sender: Sender, http: httpx.Client, database
         assert "Semantics: not checked." in http.get(path).raise_for_status().text
 
 
+def test_stored_verdict_is_served_whole_when_its_evidence_cannot_be_read(sender: Sender, database: Database) -> None:
+    send(sender, 1, healthy_batch(1))
+    judged = sender.get("steps/1/lint").raise_for_status().json()
+    database.write(lambda session: session.query(ShardLint).update({"evidence": b"of another release"}))
+    assert sender.get("steps/1/lint").raise_for_status().json() == judged
+
+
 def test_step_with_overflowing_log_probs_closes(sender: Sender) -> None:
     batch = healthy_batch(1)
     assert batch.rollout_log_probs is not None
