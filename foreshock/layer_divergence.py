@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,46 +31,33 @@ EMBEDDINGS, FINAL_NORM = "embeddings", "norm"
 class Distance(Record, kw_only=False):
     """The distances of two sets of states h and r at one place."""
 
-    relative_l2: MeanRecord
-    """‖h − r‖/‖r‖"""
-    relative_l2_p99: Measured
-    """0.99 quantile of ‖h − r‖/‖r‖ over states"""
+    relative_l2: Annotated[MeanRecord, "‖h − r‖/‖r‖"]
+    relative_l2_p99: Annotated[Measured, "0.99 quantile of ‖h − r‖/‖r‖ over states"]
 
 
 class ComparedLayer(Record, kw_only=False):
     """One place: `embeddings`, the output of `layers.N` (from 0), or `norm`, the input of the head."""
 
     name: str
-    distance: Distance
-    """of the compared scorer from the reference"""
-    compared_floor: Distance
-    """of the compared scorer in other batches from itself"""
-    reference_floor: Distance
-    """of the reference in other batches from itself"""
-    departs: bool
-    """the interval of `relative_l2` lies above those of both noise floors"""
+    distance: Annotated[Distance, "of the compared scorer from the reference"]
+    compared_floor: Annotated[Distance, "of the compared scorer in other batches from itself"]
+    reference_floor: Annotated[Distance, "of the reference in other batches from itself"]
+    departs: Annotated[bool, "the interval of `relative_l2` lies above those of both noise floors"]
 
 
 class LayerComparison(Record):
     """A comparison of two scorers by layer, from the embeddings to the input of the head."""
 
     step: int
-    pair: str
-    """`compared/reference`"""
+    pair: Annotated[str, "`compared/reference`"]
     compared: str
     reference: str
-    rollouts: int
-    """rollouts with a compared state"""
-    groups: int
-    """prompt groups of these rollouts"""
-    tokens: int
-    """response tokens of the probe"""
-    states: int
-    """compared states, at each place"""
-    non_finite: int
-    """states left out: a distance is NaN or infinite"""
-    departure: str | None
-    """the first place that departs; null: none does beyond its noise floor"""
+    rollouts: Annotated[int, "rollouts with a compared state"]
+    groups: Annotated[int, "prompt groups of these rollouts"]
+    tokens: Annotated[int, "response tokens of the probe"]
+    states: Annotated[int, "compared states, at each place"]
+    non_finite: Annotated[int, "states left out: a distance is NaN or infinite"]
+    departure: Annotated[str | None, "the first place that departs; null: none does beyond its noise floor"]
     sentence: str
     layers: tuple[ComparedLayer, ...]
     compared_fingerprint: dict[str, Any]

@@ -4,7 +4,7 @@ The experts of all tokens are larger than their log-probs, by the number of laye
 token. They stay on the worker, which computes the measures and sends only these.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 from foreshock.api.records import Record
 from foreshock.measures.routing import RoutingMeasures
@@ -16,10 +16,8 @@ MOST_LAYERS = 512
 class RoutingComparison(Record):
     """A comparison of the routed experts of two scores at one step, as a worker sends it."""
 
-    target: str
-    """the score that gives π: a scorer, or scorer@variant"""
-    behaviour: str
-    """the score that gives μ"""
+    target: Annotated[str, "the score that gives π: a scorer, or scorer@variant"]
+    behaviour: Annotated[str, "the score that gives μ"]
     target_fingerprint: dict[str, Any]
     behaviour_fingerprint: dict[str, Any]
     measures: RoutingMeasures

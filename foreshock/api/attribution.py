@@ -2,32 +2,29 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Annotated, Any
 
-from foreshock.api.records import NAN, Measured, Record, described
+from foreshock.api.records import NAN, Measured, Record
 from foreshock.api.replays import ExactRecord
 from foreshock.api.runs import IncompleteStep
 from foreshock.environment import Environment
 from foreshock.interval_names import RANGE, RANGE_NOTE
 
-_SHARE_INTERVAL = described(f"bootstrap-t by prompt group: a {RANGE}. {RANGE_NOTE}")
+_End = Annotated[Measured, f"bootstrap-t by prompt group: a {RANGE}. {RANGE_NOTE}"]
 
 
 class LinkRecord(Record):
     """A comparison `target/behaviour` of the chain, in nats per token; null if it cannot be estimated."""
 
     name: str
-    cause: str
-    """what can differ between the two scores"""
+    cause: Annotated[str, "what can differ between the two scores"]
     k3_kl: Measured
-    excess_k3_kl: Measured
-    """k3 less half the noise floor of each of its two ends; may be below 0; null if one is unknown"""
+    excess_k3_kl: Annotated[Measured, "k3 less half the noise floor of each end; may be below 0; null if unknown"]
     mean_d: Measured
     rms_d: Measured
     max_abs_d: Measured
-    share: Measured
-    """E[d_link·d]/E[d²]; the shares of the links add to 1"""
-    share_low: Measured = field(metadata=_SHARE_INTERVAL)
+    share: Annotated[Measured, "E[d_link·d]/E[d²]; the shares of the links add to 1"]
+    share_low: _End
     share_high: Measured
 
     @property
@@ -41,17 +38,11 @@ class SideBranchRecord(Record):
 
     reference: str
     links: tuple[LinkRecord, ...]
-    engine: str | None
-    """the engine's score that is compared"""
-    trainer: str | None
-    """the trainer's score that is compared"""
-    nearer: str | None
-    """the nearer of the two, `equal`, or null if the data does not tell"""
-    difference: Measured = NAN
-    """E[d²] of the engine's score less that of the trainer's, in nats²"""
-    difference_low: Measured = field(
-        default=NAN, metadata=described(f"bootstrap-t, paired by prompt group: a {RANGE}; null if unknown")
-    )
+    engine: Annotated[str | None, "the engine's score that is compared"]
+    trainer: Annotated[str | None, "the trainer's score that is compared"]
+    nearer: Annotated[str | None, "the nearer of the two, `equal`, or null if the data does not tell"]
+    difference: Annotated[Measured, "E[d²] of the engine's score less that of the trainer's, in nats²"] = NAN
+    difference_low: Annotated[Measured, f"bootstrap-t, paired by prompt group: a {RANGE}; null if unknown"] = NAN
     difference_high: Measured = NAN
     tokens: int
     rollouts: int
@@ -100,16 +91,16 @@ class EnvironmentLinkRecord(Record):
     k3_kl: Measured
     rms_d: Measured
     max_abs_d: Measured
-    share: Measured
-    """E[d_link·d]/E[d²] with d of the whole chain"""
-    share_low: Measured = field(metadata=_SHARE_INTERVAL)
+    share: Annotated[Measured, "E[d_link·d]/E[d²] with d of the whole chain"]
+    share_low: _End
     share_high: Measured
-    logged: str | None
-    """the logged score of the same side"""
-    excess: Measured
-    """½{E[(r₁−a)(r₂−a)] − ½E[(r₁−r₂)²]}: the difference between the logged score a and the replays r₁, r₂ beyond that
-    of their environments, if the run's is exchangeable with them; null if one of them is the run's"""
-    excess_low: Measured = field(metadata=_SHARE_INTERVAL)
+    logged: Annotated[str | None, "the logged score of the same side"]
+    excess: Annotated[
+        Measured,
+        "½{E[(r₁−a)(r₂−a)] − ½E[(r₁−r₂)²]}: what is between the logged score a and the replays r₁, r₂ beyond their "
+        "environments, if the run's is exchangeable with them; null if one of them is the run's",
+    ]
+    excess_low: _End
     excess_high: Measured
 
 
@@ -120,27 +111,25 @@ class AttributionDocument(Record):
     step: int
     attempt: int
     chain: tuple[str, ...]
-    missing: tuple[str, ...]
-    """scores of the full chain that are not available; the adjacent links are merged"""
+    missing: Annotated[tuple[str, ...], "scores of the full chain that are not available: the adjacent links are one"]
     links: tuple[LinkRecord, ...]
     whole: LinkRecord
     side_branch: SideBranchRecord | None
     floors: tuple[NoiseFloorRecord, ...]
-    cancellation: Measured = field(metadata=described("Σ E[d_link²]/E[d²]: above 1 if links cancel"))
-    telescoping_error: float = field(metadata=described("largest |Σ d_link − d| of a token, in nats"))
-    tokens: int = field(metadata=described("tokens that every score of the chain has"))
-    rollouts: int = field(metadata=described("rollouts that every score of the chain has"))
-    groups: int = field(metadata=described("prompt groups of these rollouts"))
-    of_rollouts: int = field(metadata=described("rollouts of the step when this was computed"))
-    from_sample: bool = field(metadata=described("some rollouts of the step are not in it"))
+    cancellation: Annotated[Measured, "Σ E[d_link²]/E[d²]: above 1 if links cancel"]
+    telescoping_error: Annotated[float, "largest |Σ d_link − d| of a token, in nats"]
+    tokens: Annotated[int, "tokens that every score of the chain has"]
+    rollouts: Annotated[int, "rollouts that every score of the chain has"]
+    groups: Annotated[int, "prompt groups of these rollouts"]
+    of_rollouts: Annotated[int, "rollouts of the step when this was computed"]
+    from_sample: Annotated[bool, "some rollouts of the step are not in it"]
     scores: tuple[ScoreSourceRecord, ...]
-    environments: Mapping[str, EnvironmentRecord | None] = field(default_factory=dict)
-    """what computed each score of the chain; null: unknown"""
-    environment_links: tuple[EnvironmentLinkRecord, ...] = ()
-    """scorers that were replayed in two environments"""
-    method: str = field(metadata=described("how the ends of shares are computed"))
-    declared_precision: str | None = None
-    """how the trainer's fingerprint says that it computes; null: not declared"""
+    environments: Annotated[
+        Mapping[str, EnvironmentRecord | None], "what computed each score of the chain; null: unknown"
+    ] = field(default_factory=dict)
+    environment_links: Annotated[tuple[EnvironmentLinkRecord, ...], "scorers replayed in two environments"] = ()
+    method: Annotated[str, "how the ends of shares are computed"]
+    declared_precision: Annotated[str | None, "precision by the trainer's fingerprint; null: not declared"] = None
     computed_at_us: int
 
 
@@ -149,30 +138,25 @@ class ConclusionRecord(Record):
 
     kind: str
     sentence: str
-    link: str | None
-    """the comparison that it is about; null if it is about none"""
-    names_cause: bool
-    """true only if the sentence blames something"""
+    link: Annotated[str | None, "the comparison that it is about; null if it is about none"]
+    names_cause: Annotated[bool, "true only if the sentence blames something"]
 
 
 class ExactOfLinkRecord(ExactRecord):
     """The exact divergences of a link of the chain."""
 
-    other_settings: tuple[str, ...]
-    """fields of the fingerprints in which its scorers differ from the link's scores, except batches"""
+    other_settings: Annotated[
+        tuple[str, ...], "fields of fingerprints that differ from the link's scores, except batches"
+    ]
 
 
 class AttributionRecord(AttributionDocument):
     """The stored attribution of a step, and the conclusions from it."""
 
-    exact: tuple[ExactOfLinkRecord, ...]
-    """exact divergences of pairs of these scores, the newest of each pair"""
-    conclusions: tuple[ConclusionRecord, ...]
-    """computed when read; the first one is the headline"""
-    incomplete: IncompleteStep | None = None
-    """the step closed without some of its shards; null: it has all, or is still open"""
-    stale: bool
-    """scores or rollouts arrived since; a new attribution is being computed"""
+    exact: Annotated[tuple[ExactOfLinkRecord, ...], "exact divergences of these scores, the newest of each pair"]
+    conclusions: Annotated[tuple[ConclusionRecord, ...], "computed when read; the first one is the headline"]
+    incomplete: Annotated[IncompleteStep | None, "how the step closed without some shards; null: not so"] = None
+    stale: Annotated[bool, "scores or rollouts arrived since; a new attribution is being computed"]
 
     def exact_kl(self) -> dict[str, float]:
         """Return KL(μ‖π) over the whole vocabulary, in nats per token, of the links with the settings of their scores.

@@ -1,6 +1,7 @@
 """The answers on certificates; the certificate itself is that of `foreshock.certify`."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from foreshock.api.records import Record
 
@@ -11,12 +12,9 @@ class CertificateRecord(Record):
     id: str
     project: str
     model: str
-    model_digest: str
-    """only certificates of equal weights can be compared"""
-    engine: str
-    """engine and release, with its dtype"""
+    model_digest: Annotated[str, "only certificates of equal weights can be compared"]
+    engine: Annotated[str, "engine and release, with its dtype"]
     trainer: str
     made_at: str
     headline: str
-    verdicts: Mapping[str, str]
-    """identical, rounding, different or not tried, by condition"""
+    verdicts: Annotated[Mapping[str, str], "identical, rounding, different or not tried, by condition"]

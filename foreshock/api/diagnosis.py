@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from foreshock.api.records import Record, from_attributes, parse
 from foreshock.healthy_ranges import Verdict as Verdict
@@ -22,10 +22,10 @@ class DiagnosisEvent(Record):
     rule: str
     severity: Severity
     sentence: str
-    is_open: bool
-    """open or acknowledged; else it is over"""
-    is_told: bool | None = None
-    """whether lists name it; else it is over, or folded into another event of its episode; null: if it is open"""
+    is_open: Annotated[bool, "open or acknowledged; else it is over"]
+    is_told: Annotated[bool | None, "whether lists name it; else it is over, or told by another one; null: if open"] = (
+        None
+    )
 
     @property
     def is_named(self) -> bool:
@@ -40,11 +40,9 @@ class DiagnosisCause(Record):
     sentence: str
     source: CauseSource
     certainty: Certainty = "shown"
-    title: str = ""
-    """the cause as a clause of the headline"""
+    title: Annotated[str, "the cause as a clause of the headline"] = ""
     what_to_do: str = ""
-    explains: bool = True
-    """whether it makes π and μ differ; else it is another fault of the data, or follows from the mismatch"""
+    explains: Annotated[bool, "whether it makes π and μ differ; else it is another fault, or follows from it"] = True
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -59,23 +57,17 @@ class RunVerdict(Record):
     """The diagnosis in one sentence, as lists of runs have it."""
 
     verdict: Verdict
-    since: int | None = None
-    """the step at which the episode that the headline tells first began; null if healthy or unknown"""
-    headline: str
-    """one sentence, the same on every surface"""
-    short: str = ""
-    """the news in at most 80 characters, for rows of lists"""
-    observed_step: int | None = None
-    """the newest closed step"""
-    revision: int = 0
-    """grows with each change of the content"""
+    since: Annotated[int | None, "at which the headline's first episode began; null: healthy or unknown"] = None
+    headline: Annotated[str, "one sentence, the same on every surface"]
+    short: Annotated[str, "the news in at most 80 characters, for rows of lists"] = ""
+    observed_step: Annotated[int | None, "the newest closed step"] = None
+    revision: Annotated[int, "grows with each change of the content"] = 0
 
 
 class Diagnosis(RunVerdict):
     """The diagnosis of a run."""
 
-    events: tuple[DiagnosisEvent, ...] = ()
-    """what happened first comes first"""
+    events: Annotated[tuple[DiagnosisEvent, ...], "what happened first comes first"] = ()
     causes: tuple[DiagnosisCause, ...] = ()
     next_steps: tuple[str, ...] = ()
     missing: tuple[MissingData, ...] = ()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
 
 from foreshock.api.records import NAN, Measured, Record
 
@@ -97,11 +97,8 @@ class DoctorStepRecord(Record):
     run: str
     attempt: int
     step: int
-    probe: str
-    """the probe that made it"""
-    from_sample: bool
-    """a part of the step's rollouts"""
+    probe: Annotated[str, "the probe that made it"]
+    from_sample: Annotated[bool, "a part of the step's rollouts"]
     published_at_us: int
     report: DoctorReport
-    checksums: tuple[str, ...] = ()
-    """what the notary found each engine to hold after the weight sync of the step; empty: nothing was reported"""
+    checksums: Annotated[tuple[str, ...], "what the notary found each engine to hold after the step's weight sync"] = ()

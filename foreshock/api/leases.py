@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Annotated, Any
 
 from foreshock.api.probes import ScorerRecord
 from foreshock.api.records import Record
@@ -18,18 +18,15 @@ class JobWeightsRecord(Record):
     digest: str
     step: int
     weights_version: int | None = None
-    run: str = ""
-    """the title of the run that announced them, if it is another one"""
+    run: Annotated[str, "the title of the run that announced them, if it is another one"] = ""
 
 
 class JobRolloutsRecord(Record):
     """The rollouts to score."""
 
     count: int
-    tokens: int
-    """response tokens"""
-    digest: str
-    """digest of the set of their sample ids"""
+    tokens: Annotated[int, "response tokens"]
+    digest: Annotated[str, "digest of the set of their sample ids"]
 
 
 class LeasedJobRecord(Record):
@@ -38,25 +35,18 @@ class LeasedJobRecord(Record):
     id: str
     probe: str
     run: str
-    project: str = ""
-    """of the run; the worker's weights roots are bound to projects"""
+    project: Annotated[str, "of the run; the worker's weights roots are bound to projects"] = ""
     attempt: int
     step: int
     kind: str = "exact"
     scorers: tuple[ScorerRecord, ...]
-    exact_pairs: tuple[str, ...] = ()
-    """comparisons `target/behaviour` over the whole vocabulary"""
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """options by scorer"""
-    environment: str | None = None
-    """the environment to score in; null: as the worker is"""
+    exact_pairs: Annotated[tuple[str, ...], "comparisons `target/behaviour` over the whole vocabulary"] = ()
+    options: Annotated[Mapping[str, Mapping[str, Any]], "options by scorer"] = field(default_factory=dict)
+    environment: Annotated[str | None, "the environment to score in; null: as the worker is"] = None
     checkpoint: JobWeightsRecord
-    candidates: tuple[JobWeightsRecord, ...] = ()
-    """of the doctor: the other weights to try, in this order"""
-    budget_seconds: float = DOCTOR_SECONDS
-    """of the doctor: the time for its replays"""
-    wants_vocabulary: bool = False
-    """whether the service has no texts of the run's token ids yet"""
+    candidates: Annotated[tuple[JobWeightsRecord, ...], "of the doctor: the other weights to try, in this order"] = ()
+    budget_seconds: Annotated[float, "of the doctor: the time for its replays"] = DOCTOR_SECONDS
+    wants_vocabulary: Annotated[bool, "whether the service has no texts of the run's token ids yet"] = False
     rollouts: JobRolloutsRecord
 
 
@@ -65,8 +55,6 @@ class LeaseRecord(Record):
 
     lease: str
     token: int
-    expires_at_us: int
-    """end of the lease by the database's clock"""
-    heartbeat_seconds: float
-    """interval of heartbeats"""
+    expires_at_us: Annotated[int, "end of the lease by the database's clock"]
+    heartbeat_seconds: Annotated[float, "interval of heartbeats"]
     job: LeasedJobRecord

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from foreshock.api.records import Record
 
@@ -31,21 +31,15 @@ class JobRecord(Record):
     exact_pairs: tuple[str, ...] = ()
     state: JobStateName
     attempts: int
-    reason: str | None = None
-    """why it failed or was skipped; queued: the scorers that no live worker offers, null if one does"""
-    reasons: tuple[str, ...] = ()
-    """the failure of each try"""
+    reason: Annotated[str | None, "why it failed or was skipped; queued: scorers that no live worker offers"] = None
+    reasons: Annotated[tuple[str, ...], "the failure of each try"] = ()
     worker: str | None = None
     accelerator: str | None = None
     priority: PriorityName
-    environments: tuple[str, ...] = ()
-    """names of the environments to score in, best first; empty: any"""
-    environment: str | None = None
-    """the one that it is scored in; null: queued, or as its worker is"""
-    environment_note: str | None = None
-    """why it is not scored in one of `environments`"""
-    doing: str = ""
-    """what it is trying at the moment, as its worker's last heartbeat has it"""
+    environments: Annotated[tuple[str, ...], "names of the environments to score in, best first; empty: any"] = ()
+    environment: Annotated[str | None, "the one that it is scored in; null: queued, or as its worker is"] = None
+    environment_note: Annotated[str | None, "why it is not scored in one of `environments`"] = None
+    doing: Annotated[str, "what it is trying at the moment, as its worker's last heartbeat has it"] = ""
 
 
 class ProbeRecord(Record):
@@ -59,16 +53,13 @@ class ProbeRecord(Record):
     scorers: tuple[ScorerRecord, ...] = ()
     exact_pairs: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    environment: str | None = None
-    """as requested"""
-    priority: PriorityName | None = None
-    """as requested; null: the service chooses that of the jobs"""
+    environment: Annotated[str | None, "as requested"] = None
+    priority: Annotated[PriorityName | None, "as requested; null: the service chooses that of the jobs"] = None
     state: JobStateName
     reason: str | None = None
     rollouts: int = 0
     tokens: int = 0
-    from_sample: bool = False
-    """`max_rollouts` left some of the step's rollouts out"""
+    from_sample: Annotated[bool, "`max_rollouts` left some of the step's rollouts out"] = False
     jobs: tuple[JobRecord, ...] = ()
     created_at_us: int
 
@@ -76,21 +67,15 @@ class ProbeRecord(Record):
 class ProbePolicyRecord(Record):
     """The policy of a run's automatic probes."""
 
-    every_steps: int | None
-    """probe the first step with a checkpoint in each so many steps; null: none"""
-    on_alerts: bool
-    """probe the steps near an open alert, before all others"""
-    rollouts: int
-    """score a sample of so many rollouts, stratified by length"""
+    every_steps: Annotated[int | None, "probe the first step with a checkpoint in each so many steps; null: none"]
+    on_alerts: Annotated[bool, "probe the steps near an open alert, before all others"]
+    rollouts: Annotated[int, "score a sample of so many rollouts, stratified by length"]
     scorers: tuple[ScorerRecord, ...]
-    accelerator: str | None
-    """only on workers of this accelerator"""
+    accelerator: Annotated[str | None, "only on workers of this accelerator"]
     state: Literal["off", "active"]
     automatic_probes: int = 0
-    impossible_steps: int = 0
-    """steps that the policy chose and that could not be probed"""
-    changed_at_us: int | None = None
-    """null: it was never set"""
+    impossible_steps: Annotated[int, "steps that the policy chose and that could not be probed"] = 0
+    changed_at_us: Annotated[int | None, "null: it was never set"] = None
 
 
 class WorkerRecord(Record):
@@ -99,13 +84,10 @@ class WorkerRecord(Record):
     name: str
     accelerator: str
     device_name: str
-    environments: tuple[str, ...] = ()
-    """the environments that it can score in"""
-    scorers: tuple[str, ...] = ()
-    """the scorers that it offers"""
+    environments: Annotated[tuple[str, ...], "the environments that it can score in"] = ()
+    scorers: Annotated[tuple[str, ...], "the scorers that it offers"] = ()
     first_seen_at_us: int
-    last_seen_at_us: int
-    """its last request for a job, or heartbeat"""
+    last_seen_at_us: Annotated[int, "its last request for a job, or heartbeat"]
 
 
 class HardwareRecord(Record):

@@ -1,9 +1,8 @@
 """Exact divergences. Attributions: `attribution`."""
 
-from dataclasses import field
-from typing import Any
+from typing import Annotated, Any
 
-from foreshock.api.records import Measured, Record, described
+from foreshock.api.records import Measured, Record
 
 
 class MeanRecord(Record):
@@ -21,25 +20,25 @@ class ExactMeasures(Record):
     single token, which `k3_kl` has, is not in them. Without states the values are NaN.
     """
 
-    kl: MeanRecord = field(metadata=described("KL(μ‖π), in nats per token"))
-    reverse_kl: MeanRecord = field(metadata=described("KL(π‖μ), in nats per token"))
-    tv: MeanRecord = field(metadata=described("total variation ½ Σ|π − μ|, 0 to 1"))
-    delta_max: Measured = field(metadata=described("Δmax: the largest total variation at a visited state"))
-    top1_flip: MeanRecord = field(metadata=described("share of states whose likeliest tokens differ"))
-    target_entropy: MeanRecord = field(metadata=described("H(π), in nats"))
-    behaviour_entropy: MeanRecord = field(metadata=described("H(μ), in nats"))
-    k3_kl: MeanRecord = field(metadata=described("the sampled estimate of `kl` from the log-probs of the same tokens"))
-    tokens: int = field(metadata=described("states that the means are over"))
-    rollouts: int = field(metadata=described("rollouts with such a state"))
-    groups: int = field(metadata=described("prompt groups of these rollouts"))
-    effective_groups: Measured = field(metadata=described("effective number of groups of `kl`: (Σ S_g)²/Σ S_g²"))
-    non_finite: int = field(metadata=described("states left out because a value of them is NaN or infinite"))
+    kl: Annotated[MeanRecord, "KL(μ‖π), in nats per token"]
+    reverse_kl: Annotated[MeanRecord, "KL(π‖μ), in nats per token"]
+    tv: Annotated[MeanRecord, "total variation ½ Σ|π − μ|, 0 to 1"]
+    delta_max: Annotated[Measured, "Δmax: the largest total variation at a visited state"]
+    top1_flip: Annotated[MeanRecord, "share of states whose likeliest tokens differ"]
+    target_entropy: Annotated[MeanRecord, "H(π), in nats"]
+    behaviour_entropy: Annotated[MeanRecord, "H(μ), in nats"]
+    k3_kl: Annotated[MeanRecord, "the sampled estimate of `kl` from the log-probs of the same tokens"]
+    tokens: Annotated[int, "states that the means are over"]
+    rollouts: Annotated[int, "rollouts with such a state"]
+    groups: Annotated[int, "prompt groups of these rollouts"]
+    effective_groups: Annotated[Measured, "effective number of groups of `kl`: (Σ S_g)²/Σ S_g²"]
+    non_finite: Annotated[int, "states left out because a value of them is NaN or infinite"]
 
 
 class ExactComparison(ExactMeasures):
     """The exact divergences of a pair at a step, as a worker sends them, with the fingerprints of both scorers."""
 
-    pair: str = field(metadata=described("the comparison `target/behaviour`, of the same weights"))
+    pair: Annotated[str, "the comparison `target/behaviour`, of the same weights"]
     target_fingerprint: dict[str, Any]
     behaviour_fingerprint: dict[str, Any]
 
@@ -50,8 +49,7 @@ class ExactRecord(ExactComparison):
     name: str
     target: str
     behaviour: str
-    from_sample: bool
-    """the probe left some of the step's rollouts out"""
+    from_sample: Annotated[bool, "the probe left some of the step's rollouts out"]
     published_at_us: int
 
 

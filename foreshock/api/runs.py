@@ -1,8 +1,7 @@
 """Runs and what belongs to them: attempts, steps, changes, checkpoints, measures."""
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from foreshock.api.diagnosis import RunVerdict
 from foreshock.api.records import NAN, Measured, Record, parse
@@ -44,29 +43,23 @@ class RunRecord(Record):
     hardware: str | None = None
     initial_learning_rate: float | None = None
     length_cap: int | None = None
-    model_kind: ModelKind | None = None
-    """null: unknown, treated as dense"""
+    model_kind: Annotated[ModelKind | None, "null: unknown, treated as dense"] = None
     model_kind_source: Literal["declared", "checkpoint"] | None = None
     advice_mode: AdviceMode
-    scalar_names: Mapping[str, str] | None = None
-    """null: the well-known names"""
+    scalar_names: Annotated[Mapping[str, str] | None, "null: the well-known names"] = None
     state: ShownRunState
-    last_step: int | None = None
-    """newest step that has rollouts, without those that a resume superseded"""
-    seen_at_us: int | None = None
-    """last sign of life of the clients; null: they send none"""
+    last_step: Annotated[int | None, "newest step that has rollouts, without those that a resume superseded"] = None
+    seen_at_us: Annotated[int | None, "last sign of life of the clients; null: they send none"] = None
     created_at_us: int
     updated_at_us: int
-    diagnosis: RunVerdict | None = None
-    """in one sentence"""
-    advancing: bool = False
-    """true for up to a second after new data, while alerts, advice and diagnosis are worked out from it"""
+    diagnosis: Annotated[RunVerdict | None, "in one sentence"] = None
+    advancing: Annotated[bool, "true while alerts, advice and diagnosis are worked out from new data, up to 1 s"] = (
+        False
+    )
     tags: tuple[str, ...] = ()
     note: str | None = None
-    baseline: str | None = None
-    """id of the run to compare with"""
-    tracker_url: str | None = None
-    """page of the run in a tracker, such as W&B"""
+    baseline: Annotated[str | None, "id of the run to compare with"] = None
+    tracker_url: Annotated[str | None, "page of the run in a tracker, such as W&B"] = None
 
     @property
     def title(self) -> str:
@@ -79,8 +72,7 @@ class AttemptRecord(Record):
 
     attempt: int
     key: str
-    resume_step: int
-    """the first step that it computes"""
+    resume_step: Annotated[int, "the first step that it computes"]
     created_at_us: int
 
 
@@ -89,17 +81,13 @@ class StepRecord(Record):
 
     step: int
     attempt: int
-    shards: int
-    """number of stored shards"""
+    shards: Annotated[int, "number of stored shards"]
     expected_shards: int
     closed: bool
     rollouts: int
-    tokens: int
-    """response tokens"""
-    full_rollouts: int
-    """rollouts stored in full; all, unless shards were sent as statistics"""
-    coverage: str
-    """what the measures of the step rest on"""
+    tokens: Annotated[int, "response tokens"]
+    full_rollouts: Annotated[int, "rollouts stored in full; all, unless shards were sent as statistics"]
+    coverage: Annotated[str, "what the measures of the step rest on"]
 
 
 class IncompleteStep(Record):
@@ -114,20 +102,16 @@ class IncompleteStep(Record):
 class OfStep(Record):
     """What every answer about one step says of its shards."""
 
-    incomplete: IncompleteStep | None = None
-    """the step closed without some of its shards; null: it has all, or is still open"""
+    incomplete: Annotated[IncompleteStep | None, "how the step closed without some shards; null: not so"] = None
 
 
 class Coverage(Record):
     """What an answer rests on: all tokens of the step, or some of its rollouts."""
 
     rests_on: Literal["all tokens", "some rollouts"]
-    rollouts: int
-    """rollouts of the step"""
-    used_rollouts: int
-    """those that the answer rests on"""
-    full_rollouts: int
-    """those that are stored in full; all, unless shards were sent as statistics"""
+    rollouts: Annotated[int, "rollouts of the step"]
+    used_rollouts: Annotated[int, "those that the answer rests on"]
+    full_rollouts: Annotated[int, "those that are stored in full; all, unless shards were sent as statistics"]
     text: str
 
 
@@ -145,13 +129,10 @@ class ShardReceipt(Record):
     """The receipt of a stored shard: `stored` by this upload, or `duplicate` of an earlier upload of the same bytes."""
 
     status: Literal["stored", "duplicate"]
-    digest: str
-    """of the body's bytes: `sha256:…`"""
+    digest: Annotated[str, "of the body's bytes: `sha256:…`"]
     rollouts: int
-    tokens: int
-    """response tokens"""
-    full_rollouts: int
-    """rollouts that are stored in full; below `rollouts` if sent as statistics"""
+    tokens: Annotated[int, "response tokens"]
+    full_rollouts: Annotated[int, "rollouts that are stored in full; below `rollouts` if sent as statistics"]
 
 
 class DifferenceRecord(Record):
@@ -165,17 +146,14 @@ class DifferenceRecord(Record):
 class ChangeRecord(Record):
     """A change at a step: announced by the trainer, or of the setup that its rollouts name."""
 
-    step: int
-    """the first step with what is new"""
+    step: Annotated[int, "the first step with what is new"]
     attempt: int
     kind: ChangeKind | Literal["setup"]
     note: str | None = None
     before: str | float | None = None
     after: str | float | None = None
-    differences: tuple[DifferenceRecord, ...] = ()
-    """of the setup; else empty"""
-    rebaseline: bool
-    """whether the baselines of the detectors begin anew at this step"""
+    differences: Annotated[tuple[DifferenceRecord, ...], "of the setup; else empty"] = ()
+    rebaseline: Annotated[bool, "whether the baselines of the detectors begin anew at this step"]
 
 
 class CheckpointRecord(Record):
@@ -186,13 +164,10 @@ class CheckpointRecord(Record):
     root: str
     path: str
     format: CheckpointFormat
-    digest: str
-    """of the weights, as `foreshock.digests.weights_digest` computes it"""
-    model_kind: ModelKind | None = None
-    """of the checkpoint's config.json; holds for the run unless it declares another kind"""
+    digest: Annotated[str, "of the weights, as `foreshock.digests.weights_digest` computes it"]
+    model_kind: Annotated[ModelKind | None, "by its config.json; of the run too unless it declares one"] = None
     weights_version: int | None = None
-    expires_at_us: int | None = None
-    """when the files may go; null: never"""
+    expires_at_us: Annotated[int | None, "when the files may go; null: never"] = None
     announced_at_us: int
 
 
@@ -200,8 +175,7 @@ class MeasureRecord(Record):
     """A registered measure: its meaning and its source."""
 
     name: str
-    column: str
-    """column name in JSON, CSV, Parquet and SQL"""
+    column: Annotated[str, "column name in JSON, CSV, Parquet and SQL"]
     kind: str
     formula: str
     unit: str
@@ -213,9 +187,8 @@ class MeasureRecord(Record):
 class ConfidenceRecord(Record):
     """How sure a named cause is: the share of the mismatch that its link has, with its interval."""
 
-    share: Measured
-    """E[d_link·d]/E[d²]"""
-    low: Measured = field(default=NAN, metadata={"description": f"of a {RANGE}. {RANGE_NOTE}"})
+    share: Annotated[Measured, "E[d_link·d]/E[d²]"]
+    low: Annotated[Measured, f"of a {RANGE}. {RANGE_NOTE}"] = NAN
     high: Measured = NAN
 
 
@@ -225,8 +198,7 @@ class WeightsRecord(Record):
     step: int
     attempt: int
     engine: str
-    is_right: bool
-    """it holds what the trainer announced for the step"""
+    is_right: Annotated[bool, "it holds what the trainer announced for the step"]
     sentence: str
     verdict: Verdict
 
@@ -239,25 +211,20 @@ class FindingRecord(Record):
     run_key: str
     project: str
     source: FindingSource
-    name: str
-    """of the lint: the name of the check; of an attribution: the link that is the cause, as the attribution of the step
-    names it, or `trainer-precision`; of the doctor: the cause and the side, such as `other_weights/rollout`; of
-    the notary: `weights_differ`"""
+    name: Annotated[
+        str,
+        "of the lint: the check; of an attribution: the link that is the cause, or `trainer-precision`; of the doctor: "
+        "the cause and the side, such as `other_weights/rollout`; of the notary: `weights_differ`",
+    ]
     title: str
-    severity: Severity
-    """of the worst step; `info` for causes, which say where and not how much"""
-    sentence: str
-    """the evidence at the newest step that has it"""
-    remedy: str | None
-    """recommended action; null if none is known"""
-    steps: int
-    """number of active steps that have it; of an attribution: of the newest 200"""
+    severity: Annotated[Severity, "of the worst step; `info` for causes, which say where and not how much"]
+    sentence: Annotated[str, "the evidence at the newest step that has it"]
+    remedy: Annotated[str | None, "recommended action; null if none is known"]
+    steps: Annotated[int, "number of active steps that have it; of an attribution: of the newest 200"]
     first_step: int
     newest_step: int
-    confidence: ConfidenceRecord | None = None
-    """at the newest step; null if the source has none"""
-    changed_at_us: int
-    """when a step was last added or removed, or its severity changed"""
+    confidence: Annotated[ConfidenceRecord | None, "at the newest step; null if the source has none"] = None
+    changed_at_us: Annotated[int, "when a step was last added or removed, or its severity changed"]
 
 
 def run_record(value: Mapping[str, Any]) -> RunRecord:

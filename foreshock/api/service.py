@@ -1,6 +1,7 @@
 """The service itself."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from foreshock.api.records import Record
 
@@ -10,17 +11,13 @@ class ReadinessRecord(Record):
 
     ready: bool
     checks: Mapping[str, str]
-    details: Mapping[str, str]
-    """`token_pass`: `compiled`, or numpy and why"""
+    details: Annotated[Mapping[str, str], "`token_pass`: `compiled`, or numpy and why"]
 
 
 class ServiceRecord(Record):
     """The release of the service, and what it accepts."""
 
     version: str
-    statistics_version: int
-    """of the statistics that clients may send"""
-    processes: int
-    """processes that serve this address"""
-    upload_places: int
-    """uploads that a process takes at a time; further ones get 503 with Retry-After"""
+    statistics_version: Annotated[int, "of the statistics that clients may send"]
+    processes: Annotated[int, "processes that serve this address"]
+    upload_places: Annotated[int, "uploads that a process takes at a time; further ones get 503 with Retry-After"]

@@ -1,8 +1,7 @@
 """Answers about one step: lint, corrections, theory, buckets."""
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Literal
+from typing import Annotated, Literal
 
 from foreshock.api.records import NAN, Measured, Record
 from foreshock.api.runs import Coverage, OfStep
@@ -16,8 +15,7 @@ class LintExampleRecord(Record):
     """One example of a warning."""
 
     sample_id: str
-    token: int | None = None
-    """index in the response, from 0; null: the whole rollout"""
+    token: Annotated[int | None, "index in the response, from 0; null: the whole rollout"] = None
     text: str
 
     def __str__(self) -> str:
@@ -29,16 +27,13 @@ class LintWarningRecord(Record):
     """Named warning with its evidence."""
 
     name: str
-    severity: LintSeverity
-    """`critical`: measures are wrong; `warning`: they may mislead; `info`: neither"""
+    severity: Annotated[LintSeverity, "`critical`: measures are wrong; `warning`: they may mislead; `info`: neither"]
     title: str
     seen: str
     evidence: Mapping[str, float]
     where: tuple[LintExampleRecord, ...] = ()
-    effect: str
-    """effect on the measures"""
-    remedy: str
-    """recommended action"""
+    effect: Annotated[str, "effect on the measures"]
+    remedy: Annotated[str, "recommended action"]
 
 
 class CheckRecord(Record):
@@ -55,16 +50,12 @@ class LintRecord(OfStep):
 
     step: int
     attempt: int
-    shards: int
-    """number of checked shards"""
+    shards: Annotated[int, "number of checked shards"]
     rollouts: int
-    tokens: int
-    """model-generated tokens"""
-    warnings: tuple[LintWarningRecord, ...]
-    """critical ones first; empty if the step is clean"""
+    tokens: Annotated[int, "model-generated tokens"]
+    warnings: Annotated[tuple[LintWarningRecord, ...], "critical ones first; empty if the step is clean"]
     checks: tuple[CheckRecord, ...]
-    coverage: Coverage | None = None
-    """the rollouts that were checked"""
+    coverage: Annotated[Coverage | None, "the rollouts that were checked"] = None
 
 
 class RunWarningRecord(Record):
@@ -73,8 +64,7 @@ class RunWarningRecord(Record):
     name: str
     severity: LintSeverity
     title: str
-    steps: int
-    """number of steps with this warning"""
+    steps: Annotated[int, "number of steps with this warning"]
     first_step: int
     newest_step: int
 
@@ -84,14 +74,14 @@ class RunLintRecord(Record):
 
     checked_steps: int
     clean_steps: int
-    warnings: tuple[RunWarningRecord, ...]
-    """critical ones first, then by their newest step"""
-    whole_run: LintWarningRecord | None = None
-    """warning of the surprisal test over all steps together, if no single step has it"""
-    window: tuple[LintWarningRecord, ...] = ()
-    """findings of the newest ten steps together that none of them has alone; needs at most 256 shards"""
-    whole_run_check: CheckRecord | None = None
-    """result of that test; null if no step was checked"""
+    warnings: Annotated[tuple[RunWarningRecord, ...], "critical ones first, then by their newest step"]
+    whole_run: Annotated[LintWarningRecord | None, "of the surprisal test over all steps, if no single one has it"] = (
+        None
+    )
+    window: Annotated[
+        tuple[LintWarningRecord, ...], "of the newest ten steps together, and of none alone; up to 256 shards"
+    ] = ()
+    whole_run_check: Annotated[CheckRecord | None, "result of that test; null if no step was checked"] = None
 
 
 class PopulationRecord(Record):
@@ -100,25 +90,19 @@ class PopulationRecord(Record):
     sequences: int
     reward_mean: Measured
     advantage_mean: Measured
-    length_mean: Measured
-    """model-generated tokens"""
+    length_mean: Annotated[Measured, "model-generated tokens"]
     turns_mean: Measured
-    lag_mean: Measured
-    """weights versions"""
+    lag_mean: Annotated[Measured, "weights versions"]
 
 
 class AffectedRecord(Record):
     """Sequences that would be dropped or truncated, and the others."""
 
-    touched: PopulationRecord
-    """sequences that the threshold affects; at token level, with at least one such token"""
+    touched: Annotated[PopulationRecord, "sequences that the threshold affects; at token level, in at least one token"]
     untouched: PopulationRecord
-    groups: int
-    """prompt groups of two or more sequences"""
-    groups_touched: Measured
-    """fraction of groups with at least one touched sequence"""
-    groups_emptied: Measured
-    """fraction of groups in which every sequence is touched"""
+    groups: Annotated[int, "prompt groups of two or more sequences"]
+    groups_touched: Annotated[Measured, "fraction of groups with at least one touched sequence"]
+    groups_emptied: Annotated[Measured, "fraction of groups in which every sequence is touched"]
 
 
 class CorrectionRecord(Record):
@@ -126,42 +110,25 @@ class CorrectionRecord(Record):
 
     correction: str
     title: str
-    formula: str
-    """formula of the weight w"""
-    level: Literal["token", "sequence"]
-    """unit that w applies to and that means are taken over"""
-    effect: Literal["none", "truncated", "dropped"]
-    """effect beyond the threshold"""
+    formula: Annotated[str, "formula of the weight w"]
+    level: Annotated[Literal["token", "sequence"], "unit that w applies to and that means are taken over"]
+    effect: Annotated[Literal["none", "truncated", "dropped"], "effect beyond the threshold"]
     source: str
-    threshold: str | None
-    """requested threshold, completed: `2`, or `lower_upper`"""
-    threshold_used: str | None
-    """threshold of these figures: the nearest one with stored counts"""
-    exact: bool
-    """true if threshold and threshold_used are equal"""
-    kept_tokens: Measured
-    """fraction"""
-    kept_sequences: Measured
-    """fraction; a sequence is kept if none of its tokens is dropped"""
-    touched_tokens: Measured
-    """fraction whose weight the threshold changes"""
-    weight_mean: Measured
-    """E w"""
-    weight_variance: Measured
-    """a dropped token or sequence counts as 0"""
-    ess: Measured
-    """(Σw)²/(N Σw²), a fraction of all, unclamped"""
-    distortion: Measured
-    """E|w − ρ| at the correction's level"""
-    uncorrected_distortion: Measured
-    """E|1 − ρ| at the same level"""
-    token_distortion: Measured
-    """E|w − ρ| over tokens; null for weights of whole sequences"""
-    advantage_distortion: Measured
-    """E[(w − ρ)·A]"""
+    threshold: Annotated[str | None, "requested threshold, completed: `2`, or `lower_upper`"]
+    threshold_used: Annotated[str | None, "threshold of these figures: the nearest one with stored counts"]
+    exact: Annotated[bool, "true if threshold and threshold_used are equal"]
+    kept_tokens: Annotated[Measured, "fraction"]
+    kept_sequences: Annotated[Measured, "fraction; a sequence is kept if none of its tokens is dropped"]
+    touched_tokens: Annotated[Measured, "fraction whose weight the threshold changes"]
+    weight_mean: Annotated[Measured, "E w"]
+    weight_variance: Annotated[Measured, "a dropped token or sequence counts as 0"]
+    ess: Annotated[Measured, "(Σw)²/(N Σw²), a fraction of all, unclamped"]
+    distortion: Annotated[Measured, "E|w − ρ| at the correction's level"]
+    uncorrected_distortion: Annotated[Measured, "E|1 − ρ| at the same level"]
+    token_distortion: Annotated[Measured, "E|w − ρ| over tokens; null for weights of whole sequences"]
+    advantage_distortion: Annotated[Measured, "E[(w − ρ)·A]"]
     affected: AffectedRecord
-    not_estimable: str | None = None
-    """reason why the figures are not available"""
+    not_estimable: Annotated[str | None, "reason why the figures are not available"] = None
     notes: tuple[str, ...] = ()
 
 
@@ -171,10 +138,8 @@ class CorrectionsRecord(OfStep):
     comparison: str
     step: int
     attempt: int
-    tokens: int
-    """model-generated tokens with two finite log-probs"""
-    rollouts: int
-    """rollouts of the step, including those without such a token"""
+    tokens: Annotated[int, "model-generated tokens with two finite log-probs"]
+    rollouts: Annotated[int, "rollouts of the step, including those without such a token"]
     coverage: Coverage
     items: tuple[CorrectionRecord, ...]
 
@@ -182,23 +147,14 @@ class CorrectionsRecord(OfStep):
 class BiasRecord(Record):
     """Bound ‖bias of the uncorrected gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], for B = 1."""
 
-    per_unit: Measured
-    """per unit of B; null if no rollout has a reward"""
-    low: Measured = field(
-        metadata={"description": f"lower end of the bootstrap-t interval by prompt group: a {RANGE}. {RANGE_NOTE}"}
-    )
-    high: Measured
-    """upper end of the interval"""
-    trivial: Measured
-    """2·T·max|R| for the mean length T: upper bound for any two policies"""
-    sequences: int
-    """number of sequences with a reward"""
-    mean_length: Measured
-    """measured tokens"""
-    longest: int
-    """measured tokens"""
-    largest_reward: Measured
-    """max|R|"""
+    per_unit: Annotated[Measured, "per unit of B; null if no rollout has a reward"]
+    low: Annotated[Measured, f"lower end of the bootstrap-t interval by prompt group: a {RANGE}. {RANGE_NOTE}"]
+    high: Annotated[Measured, "upper end of the interval"]
+    trivial: Annotated[Measured, "2·T·max|R| for the mean length T: upper bound for any two policies"]
+    sequences: Annotated[int, "number of sequences with a reward"]
+    mean_length: Annotated[Measured, "measured tokens"]
+    longest: Annotated[int, "measured tokens"]
+    largest_reward: Annotated[Measured, "max|R|"]
     notes: tuple[str, ...] = ()
 
 
@@ -206,10 +162,8 @@ class HorizonRecord(Record):
     """Horizon bound 2·Δmax·T², for B = 1 and |R| ≤ 1, T the longest sequence: with exact Δmax only."""
 
     value: Measured
-    trivial: float
-    """2·T"""
-    vacuous: bool
-    """Δmax·T ≥ 1: no better than the trivial bound"""
+    trivial: Annotated[float, "2·T"]
+    vacuous: Annotated[bool, "Δmax·T ≥ 1: no better than the trivial bound"]
     delta_max: Measured
     not_estimable: str | None = None
 
@@ -218,47 +172,36 @@ class PinskerRecord(Record):
     """Bound D_TV ≤ ½√χ², of the token mean of χ²(π‖μ); valid if μ is the sampling distribution and covers π."""
 
     bound: Measured
-    tv_token: Measured
-    """direct estimate of D_TV, which does not require that μ covers π"""
-    notes: tuple[str, ...] = ()
-    """reason, if the estimate exceeds the bound"""
+    tv_token: Annotated[Measured, "direct estimate of D_TV, which does not require that μ covers π"]
+    notes: Annotated[tuple[str, ...], "reason, if the estimate exceeds the bound"] = ()
 
 
 class SequenceChi2Record(Record):
     """Extrapolation (1 + χ²)^T of E ρ_seq², for independent tokens that all have the mean χ². Not a bound."""
 
-    value: Measured
-    """null if too large for a float64; then use log10"""
+    value: Annotated[Measured, "null if too large for a float64; then use log10"]
     log10: Measured
     chi2_token: Measured
-    length: float
-    """mean length in tokens"""
+    length: Annotated[float, "mean length in tokens"]
     kind: str = "independent-token extrapolation"
 
 
 class GradientRecord(Record):
     """Variance V̂ = (‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); estimates may be negative by chance and are not clamped."""
 
-    variance: Measured
-    """variance of the gradient of one prompt"""
-    of_batch: Measured
-    """V̂/B"""
-    signal: Measured
-    """‖E g‖²"""
-    batch_prompts_for_parity: Measured
-    """V̂/signal, the simple noise scale"""
+    variance: Annotated[Measured, "variance of the gradient of one prompt"]
+    of_batch: Annotated[Measured, "V̂/B"]
+    signal: Annotated[Measured, "‖E g‖²"]
+    batch_prompts_for_parity: Annotated[Measured, "V̂/signal, the simple noise scale"]
     notes: tuple[str, ...] = ()
 
 
 class StepNoiseRecord(Record):
     """Noise (η²/2)·[Var + ‖Bias‖²] of the SGA lemma, for L = 1: halving η quarters it."""
 
-    at_learning_rate: Measured
-    """at η"""
-    at_half: Measured
-    """at η/2"""
-    bias_norm: Measured
-    """‖Bias‖ in the sum; 0: variance only"""
+    at_learning_rate: Annotated[Measured, "at η"]
+    at_half: Annotated[Measured, "at η/2"]
+    bias_norm: Annotated[Measured, "‖Bias‖ in the sum; 0: variance only"]
 
 
 class Theory(Record):
@@ -270,8 +213,9 @@ class Theory(Record):
     sequence_chi2: SequenceChi2Record | None = None
     gradient: GradientRecord | None = None
     step_noise: StepNoiseRecord | None = None
-    step_noise_with_bias: StepNoiseRecord | None = None
-    """present if `gradient_bound` was given and the bias is estimable"""
+    step_noise_with_bias: Annotated[
+        StepNoiseRecord | None, "if `gradient_bound` is given and the bias is estimable"
+    ] = None
 
 
 class TheoryRecord(Theory, OfStep):
@@ -281,10 +225,8 @@ class TheoryRecord(Theory, OfStep):
     step: int
     attempt: int
     coverage: Coverage
-    gradient_missing: str | None = None
-    """reason why gradient noise is not available"""
-    learning_rate: Measured = NAN
-    """η"""
+    gradient_missing: Annotated[str | None, "reason why gradient noise is not available"] = None
+    learning_rate: Annotated[Measured, "η"] = NAN
     learning_rate_source: str | None = None
 
 
@@ -302,12 +244,10 @@ class BucketColumns(Record):
 class BucketsRecord(OfStep):
     """Tokens in buckets: bucket i holds edges[i] ≤ value < edges[i + 1], the first all below and the last all above."""
 
-    by: str
-    """condition that defines the buckets"""
+    by: Annotated[str, "condition that defines the buckets"]
     meaning: str
     unit: str
-    edges: tuple[Measured, ...]
-    """bucket edges; null: unbounded end"""
+    edges: Annotated[tuple[Measured, ...], "bucket edges; null: unbounded end"]
     coverage: Coverage
     columns: BucketColumns
 
@@ -320,10 +260,8 @@ class TokenIdColumns(Record):
     mean_abs_d: tuple[Measured, ...]
     mean_d: tuple[Measured, ...]
     k3_kl: tuple[Measured, ...]
-    k3_sum: tuple[Measured, ...]
-    """Σ k3 of the id's tokens"""
-    k3_sum_missing: tuple[Measured, ...]
-    """upper bound of the part of Σ k3 that was omitted; null: no bound"""
+    k3_sum: Annotated[tuple[Measured, ...], "Σ k3 of the id's tokens"]
+    k3_sum_missing: Annotated[tuple[Measured, ...], "upper bound of the part of Σ k3 that was omitted; null: no bound"]
 
 
 class TokenIdsRecord(OfStep):
@@ -333,8 +271,7 @@ class TokenIdsRecord(OfStep):
     meaning: str = "the token's id in the vocabulary"
     unit: str = "1"
     coverage: Coverage
-    k3_sum_unnamed: Measured
-    """upper bound of Σ k3 of an id that is not listed; null: no bound"""
+    k3_sum_unnamed: Annotated[Measured, "upper bound of Σ k3 of an id that is not listed; null: no bound"]
     columns: TokenIdColumns
 
 
@@ -343,13 +280,10 @@ class TokenRecord(Record):
 
     sample_id: str
     shard: int
-    position: int
-    """index in the response, from 0"""
+    position: Annotated[int, "index in the response, from 0"]
     token_id: int
-    generated: bool
-    """true: sampled by the model; false: tool output, excluded from all measures"""
-    d: Measured
-    """log target − log behaviour"""
+    generated: Annotated[bool, "true: sampled by the model; false: tool output, excluded from all measures"]
+    d: Annotated[Measured, "log target − log behaviour"]
     log_probs: Mapping[str, Measured]
 
 
@@ -360,9 +294,7 @@ class TokensRecord(OfStep):
     step: int
     attempt: int
     sample_id: str | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    """prompt of the requested rollout"""
+    prompt_token_ids: Annotated[tuple[int, ...] | None, "prompt of the requested rollout"] = None
     scorers: tuple[str, ...]
-    coverage: Coverage
-    """the rollouts in full: of the others no token is stored"""
+    coverage: Annotated[Coverage, "the rollouts in full: of the others no token is stored"]
     items: tuple[TokenRecord, ...]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from foreshock.api.records import Record
 from foreshock.json_values import number_or_nan
@@ -41,8 +41,7 @@ class AlertRecord(Record):
     moves_learning_rate: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
     state: AlertState
-    cleared_step: int | None = None
-    """the step at which the rule cleared; null while it fires"""
+    cleared_step: Annotated[int | None, "the step at which the rule cleared; null while it fires"] = None
     changed_by: Literal["detector", "operator", "rewind"]
     opened_at_us: int
     changed_at_us: int
@@ -116,37 +115,32 @@ class DecisionRecord(Record):
     author: Author
     made_at_us: int
     lever: Lever = "rate"
-    value: float | Correction | Rollback | None = None
-    """the value from the step on: of the control loop's scale, of a correction or of a rollback"""
+    value: Annotated[float | Correction | Rollback | None, "from the step on: of the loop's scale, or of the lever"] = (
+        None
+    )
 
 
 class RuleRecord(Record):
     """A rule: what it reads, its thresholds and their source; docs/early-warning.md has the fields."""
 
     name: str
-    key: str
-    """comparison:measure, or scalars:name"""
+    key: Annotated[str, "comparison:measure, or scalars:name"]
     severity: Severity
-    cause: str
-    """rules that fire for one cause are one episode"""
+    cause: Annotated[str, "rules that fire for one cause are one episode"]
     why: str
     what_to_do: str
-    source: str
-    """where the threshold comes from"""
+    source: Annotated[str, "where the threshold comes from"]
     absolute: float | None = None
-    relative: float | None = None
-    """factor on the run's own baseline, or on `reference`"""
+    relative: Annotated[float | None, "factor on the run's own baseline, or on `reference`"] = None
     reference: str | None = None
     direction: str = ""
     ideal: float
-    pooled: str | None = None
-    """null: steps in a row count; else evidence is pooled over steps"""
+    pooled: Annotated[str | None, "null: steps in a row count; else evidence is pooled over steps"] = None
     minimum_duration: int
     cooldown_steps: int
     lag_zero_only: bool = False
     corroborates_surge: bool = False
-    follows_learning: bool = False
-    """values beyond the threshold enter the baseline while the reward rises"""
+    follows_learning: Annotated[bool, "values beyond the threshold enter the baseline while the reward rises"] = False
     effect: str = ""
 
 

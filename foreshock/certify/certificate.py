@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from foreshock.api.records import NAN, Measured, Record, parse, to_json
 from foreshock.commands.command import write_output
@@ -29,32 +29,22 @@ class Prompt(Record):
 class Size(Record):
     """The size of a difference d of two log-probs of the same tokens, and the floor that it is judged by."""
 
-    dtype: str
-    """precision of the engine"""
+    dtype: Annotated[str, "precision of the engine"]
     tokens: int
-    equal: float
-    """share of tokens whose log-probs are equal bit for bit"""
-    k3: Measured
-    """mean k3 in nats, with the ends of its range over the prompts"""
+    equal: Annotated[float, "share of tokens whose log-probs are equal bit for bit"]
+    k3: Annotated[Measured, "mean k3 in nats, with the ends of its range over the prompts"]
     k3_low: Measured
     k3_high: Measured
-    largest: Measured
-    """largest |d| in nats"""
-    beyond_clip: Measured
-    """share of tokens whose ratio is outside 1 ± `CLIP`"""
-    ess: Measured
-    """effective share of sequence weights of `ESS_TOKENS` tokens, if tokens were independent"""
-    half_square: Measured
-    """E[d²]/2 in nats², |d| counted up to 5, with the ends of its 99 % interval over the prompts"""
+    largest: Annotated[Measured, "largest |d| in nats"]
+    beyond_clip: Annotated[Measured, "share of tokens whose ratio is outside 1 ± `CLIP`"]
+    ess: Annotated[Measured, "effective share of sequence weights of `ESS_TOKENS` tokens, if tokens were independent"]
+    half_square: Annotated[Measured, "E[d²]/2 in nats², |d| counted up to 5; its 99 % interval is over the prompts"]
     half_square_low: Measured
     half_square_high: Measured
-    floor: Measured
-    """E[d²]/2 up to which two right computations of these tokens may differ in this precision"""
-    steady: Measured = NAN
-    """E[d²]/2 at the tokens at which precisions agree, at the lower end of its interval, and its floor"""
+    floor: Annotated[Measured, "E[d²]/2 up to which two right computations of these tokens may differ here"]
+    steady: Annotated[Measured, "E[d²]/2 where precisions agree, at the lower end of its interval; its floor"] = NAN
     steady_floor: Measured = NAN
-    repeated: Measured = NAN
-    """mean d at tokens that occurred before, less that at new ones, the end of its interval near 0, and its floor"""
+    repeated: Annotated[Measured, "mean d at repeated tokens less that at new ones, its end near 0; its floor"] = NAN
     repeated_floor: Measured = NAN
     prompts: tuple[Prompt, ...] = ()
 
@@ -70,14 +60,10 @@ class Row(Record):
     title: str
     verdict: Verdict
     sentence: str
-    sizes: tuple[Size, ...] = ()
-    """in the engine's precision, and where it was replayed, in float32"""
-    rollouts: str = ""
-    """digest of the tokens that were compared"""
-    cause: str = ""
-    """the doctor's cause, a name of its catalogue"""
-    why: tuple[str, ...] = ()
-    """sentences: the cause, the first layer that departs, the tokens"""
+    sizes: Annotated[tuple[Size, ...], "in the engine's precision, and where it was replayed, in float32"] = ()
+    rollouts: Annotated[str, "digest of the tokens that were compared"] = ""
+    cause: Annotated[str, "the doctor's cause, a name of its catalogue"] = ""
+    why: Annotated[tuple[str, ...], "sentences: the cause, the first layer that departs, the tokens"] = ()
 
 
 class Certificate(Record):
@@ -93,12 +79,10 @@ class Certificate(Record):
     trainer: str
     made_at: str
     seconds: float
-    ended: str
-    """complete, interrupted, or the budget that was spent"""
+    ended: Annotated[str, "complete, interrupted, or the budget that was spent"]
     rows: tuple[Row, ...]
     fingerprints: Mapping[str, Any] = field(default_factory=dict)
-    token_sets: Mapping[str, str] = field(default_factory=dict)
-    """rollouts by digest: a Parquet file as base64"""
+    token_sets: Annotated[Mapping[str, str], "rollouts by digest, Parquet as base64"] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def row(self, name: str) -> Row | None:

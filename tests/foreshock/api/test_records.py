@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import field
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import TypeAdapter
@@ -15,8 +15,7 @@ from foreshock.api.records import NAN, Measured, Record, from_attributes, parse,
 
 class Part(Record):
     name: str
-    share: Measured = NAN
-    """E[d²]"""
+    share: Annotated[Measured, "E[d²]"] = NAN
 
 
 class Whole(Record):

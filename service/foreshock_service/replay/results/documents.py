@@ -307,12 +307,9 @@ def read_layers(
 class RoutingRecord(routing.RoutingComparison):
     """A published comparison, and how it was made."""
 
-    rollouts: int
-    """rollouts of the probe"""
-    tokens: int
-    """response tokens of the probe"""
-    from_sample: bool
-    """a part of the step's rollouts"""
+    rollouts: Annotated[int, "rollouts of the probe"]
+    tokens: Annotated[int, "response tokens of the probe"]
+    from_sample: Annotated[bool, "a part of the step's rollouts"]
     published_at_us: int
 
 
