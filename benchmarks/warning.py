@@ -1,9 +1,11 @@
 """Do Foreshock's warnings come earlier than simple ones of the same scalars? `make bench-warning`.
 
 Rules are scored as `foreshock backtest` scores them, on runs of known outcome that are replayed step by step: the
-locked part of `examples/collapses`, the runs at a constant rate of `examples/closed_loop`, and the labelled public logs
-if they are there. A simple rule is one threshold on one moving average; it is the lowest one with at most one false
-alarm per 1,000 healthy steps on the tuning part of `examples/collapses`.
+locked part of `examples/collapses`, the runs at a constant rate of `examples/closed_loop`, the labelled public logs
+if they are there, and the runs that others published (`examples/collapses/public/SOURCES.md`), of which every third
+repository is locked. Arguments are files of more such runs, whose licence keeps them out of this repository. A simple
+rule is one threshold on one moving average; it is the lowest one with at most one false alarm per 1,000 healthy steps
+on the tuning part of `examples/collapses`, or of the published runs for these.
 
 Foreshock's early warnings are `reward_fall` and `effective_sample_size_fall`; that of all its warnings stands beside
 them. `fallen` is how far the moving average of the reward had fallen from its best at the first hit, in the median.
@@ -15,12 +17,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
 from statistics import median
 from typing import Final
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.bars import Line, report
@@ -32,7 +37,7 @@ from examples.collapses.results import Result, read_results
 from examples.collapses.summary import closed_steps, summarize
 from foreshock.backtest.replay import Episode, RecordedRun, replay_run
 from foreshock.backtest.scoring import Score, score, warnings_of
-from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, hit_window
+from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, HELD_OBSERVATIONS, hit_window
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.quantities import GRADIENT_NORM_KEY, REWARD_KEY
 
@@ -45,6 +50,10 @@ WEIGHT: Final = 0.2
 APART: Final = 20
 """An alarm within so many steps after the last one is the same."""
 THRESHOLDS: Final = 200
+PUBLISHED: Final = COLLAPSES.parent / "public" / "runs.parquet"
+BEYOND_NOISE: Final = 5.0
+"""Standard errors of a published collapse: the best ten rewards in a row above the ten from the collapse on. Noise
+alone makes some 3.5, since both are chosen, and few rollouts a step collapse by the definition without a fall."""
 LOST: Final = 0.25
 WITHIN: Final = 40
 
@@ -125,6 +134,8 @@ def chosen_threshold(name: str, tuning: Sequence[Run]) -> float:
     """Return the lowest threshold with few enough false alarms on the tuning part; infinite if none has."""
     values = [SIMPLE[name](run) for run in tuning]
     finite = np.concatenate([each[np.isfinite(each)] for each in values])
+    if not len(finite):
+        return math.inf
     candidates = np.unique(np.quantile(finite, np.linspace(0.3, 1.0, THRESHOLDS)))
     for threshold in candidates:
         found = [alarms(name, run, each, threshold) for run, each in zip(tuning, values, strict=True)]
@@ -188,20 +199,62 @@ def public() -> list[Run]:
     ]
 
 
+def is_locked(run: str) -> bool:
+    """Return whether nothing may be chosen on a published run. ``run`` is "owner/repository#number"."""
+    return int(sha256(run.partition("#")[0].encode()).hexdigest(), 16) % 3 == 0
+
+
+def without_noise(run: Run) -> Run:
+    """Return the run, without its collapse if the rewards fall no further than noise does."""
+    rewards, at = run.values(REWARD_KEY), run.replayed.collapse
+    rewards = rewards[np.isfinite(rewards)]
+    logged = [each.step for each in run.steps if REWARD_KEY in each.values]
+    if at is None or not run.replayed.usable:
+        return run
+    place = logged.index(at)
+    means = np.convolve(rewards, np.full(HELD_OBSERVATIONS, 1.0 / HELD_OBSERVATIONS), "valid")
+    # Neighbours differ by √2 deviations, means of ten by √(2 / 10).
+    error = math.sqrt(float(np.mean(np.diff(rewards) ** 2)) / HELD_OBSERVATIONS)
+    fallen = float(means[: place - HELD_OBSERVATIONS + 1].max() - means[place])
+    if fallen >= BEYOND_NOISE * error:
+        return run
+    return replace(run, replayed=replace(run.replayed, collapse=None, usable=False))
+
+
+def published(paths: Iterable[Path], *, locked: bool) -> list[Run]:
+    """Return the published runs of a part, replayed."""
+    configuration, found = WarningConfiguration(), dict[str, list[ClosedStep]]()
+    for path in paths:
+        for row in pq.read_table(path).to_pylist():
+            name, step = row.pop("run"), row.pop("step")
+            if is_locked(name) == locked:
+                values = {key: value for key, value in row.items() if value is not None}
+                found.setdefault(name, []).append(ClosedStep(step, values))
+    return [without_noise(Run(replay_run(name, each, configuration), each)) for name, each in found.items()]
+
+
 def main() -> int:
     """Print the table of each set; return 1 if a simple rule with few enough false alarms has more hits."""
-    results = read_results(COLLAPSES)
-    tuning = recorded(results, "tuning")
+    results, paths = read_results(COLLAPSES), [PUBLISHED, *map(Path, sys.argv[1:])]
+    sets = {"locked": recorded(results, "locked"), "constants": constants(), "public": public()}
+    lines = compared("tuning", recorded(results, "tuning"), sets)
+    lines += compared("published, tuning", published(paths, locked=False), {"published": published(paths, locked=True)})
+    return report(lines)
+
+
+def compared(tuned: str, tuning: Sequence[Run], sets: dict[str, list[Run]]) -> list[Line]:
+    """Print the tables of a tuning part and of the sets whose simple rules have their thresholds from it."""
     rules: dict[str, Alarm] = {"early warnings": of_rules(*EARLY)}
     rules |= {f"`{rule}`": of_rules(rule) for rule in EARLY}
     rules["all warnings"] = lambda run: warnings_of(run.replayed)
-    simple = list[str]()
+    simple, lines = list[str](), list[Line]()
     for name in SIMPLE:
         threshold = chosen_threshold(name, tuning)
+        if math.isinf(threshold):
+            continue
         simple.append(f"{name} ≥ {threshold:.3g}")
         rules[simple[-1]] = of_simple(name, threshold)
-    lines, sets = list[Line](), {"locked": recorded(results, "locked"), "constants": constants(), "public": public()}
-    for part, runs in {"tuning": tuning, **sets}.items():
+    for part, runs in {tuned: tuning, **sets}.items():
         if not runs:
             continue
         print(f"\n{part}: {len(runs)} runs, {sum(run.replayed.usable for run in runs)} collapses to warn of")
@@ -213,7 +266,7 @@ def main() -> int:
             hits = f"{each.hits}/{each.hits + each.misses}"
             real, false = losing(runs, rules[name])
             print(f"  {name:36s}{hits:>8s}{false_rate(each):8.2f}{f'{real}/{false}':>9s}{lead:>7s}{depth_words:>8s}")
-        if part == "tuning":
+        if part == tuned:
             continue
         own = found["early warnings"][0]
         rivals = [each for name, (each, _) in found.items() if name in simple and false_rate(each) <= MOST_FALSE]
@@ -223,7 +276,7 @@ def main() -> int:
         real, false = losing(runs, rules["early warnings"])
         lossless = false_rate(own) * (false - real) / max(false, 1)
         lines.append(Line(f"{part}_lossless_per_1000", f"{part}, of these without a loss", lossless, MOST_FALSE))
-    return report(lines)
+    return lines
 
 
 if __name__ == "__main__":
