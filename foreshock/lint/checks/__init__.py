@@ -23,7 +23,7 @@ from foreshock.lint.checks.not_sampled import NOT_SAMPLED
 from foreshock.lint.checks.pairs import IDENTICAL
 from foreshock.lint.checks.penalty import PENALTY
 from foreshock.lint.checks.places import BY_PLACE, EVERYWHERE
-from foreshock.lint.checks.ratio import CLIPPED, LIKELIER, MEAN_RATIO, PROCESSED
+from foreshock.lint.checks.ratio import CLIPPED, LIKELIER, MEAN_RATIO, OUTSIDE, PROCESSED
 from foreshock.lint.checks.responses import ABORTED, ALL_TRUNCATED, CONTEXT_LIMIT, EMPTY, UNFINISHED
 from foreshock.lint.checks.rounding import ROUNDED
 from foreshock.lint.checks.row_order import EXCHANGED
@@ -46,6 +46,7 @@ _ALL = (
     DIFFER,
     K3_PER_ENTROPY,
     PROCESSED,
+    OUTSIDE,
     LIKELIER,
     MEAN_RATIO,
     SHIFTED,

@@ -15,6 +15,7 @@ from foreshock.lint.checks.declared import Declared
 from foreshock.lint.checks.responses import OF_A_SAMPLE, Rollouts
 from foreshock.lint.checks.values import RolloutValues
 from foreshock.lint.counting import Counting, Counts, Floats, Keys, Table
+from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.judging import (
     FALSE_ALARM,
     Check,
@@ -37,6 +38,7 @@ _LOG_CHANCE = math.log(FALSE_ALARM / len(_LEVELS))
 _LEAST_GENERATED = 10
 # So many rollouts have one response, to so many prompts.
 _LEAST_SHARE, _LEAST_PROMPTS = 0.5, 4
+_MOST_PROMPTS = 16
 
 
 class Hashes(Table):
@@ -142,6 +144,12 @@ def _digests(batch: RolloutBatch, log_probs: Floats) -> list[Keys]:
         content.update(values[first:last])
         digests.append((prompt, content.digest()[:8], response))
     return [np.frombuffer(b"".join(each), np.uint64) for each in zip(*digests, strict=True)]
+
+
+def prompts_of_step(evidence: LintEvidence) -> list[int]:
+    """Return the least hashes of the step's different prompts, ascending: empty if some are unknown."""
+    prompts = np.unique(evidence[Repeats].hashes.prompts >> np.uint64(11))
+    return [] if evidence[Rollouts].unseen else prompts[:_MOST_PROMPTS].tolist()
 
 
 def _if_none(judging: Judging) -> str:

@@ -15,6 +15,7 @@ from foreshock.lint.checks.responses import OF_A_SAMPLE, Rollouts
 from foreshock.lint.counting import Counting, Counts, Keys, Table, keys_of_groups, largest
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
+from foreshock.measures.estimators.intervals import student_t_quantile
 from foreshock.measures.statistics.clusters import keys_of_texts
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ _LEAST_SETS, _SHARE = 4, 0.1
 _TOLERANCE = 1e-3
 # A correlation of advantage and reward below this, in this share of the groups.
 _AGAINST, _NEARLY_ALL = -0.5, 0.9
+# Rewards that are shaped after they are logged leave more than this mean correlation.
+_FOLLOWS = 0.6
 # A mean advantage beyond this part of their root mean square is not 0.
 _BESIDE_ZERO = 0.05
 # Generalised advantage estimation with a discount may add some rewards up.
@@ -323,7 +326,7 @@ def _baseline(groups: SumsByGroup) -> Outcome:
 
 
 def _check_sign(judging: Judging) -> Outcome:
-    """Check for advantages that fall with the reward within nearly all groups."""
+    """Check for advantages that fall with the reward within nearly all groups, or that hardly depend on it."""
     count, r, rr, a, aa, ra = judging[Advantages].groups.values.T
     with np.errstate(all="ignore"):
         correlation = (ra - r * a / count) / np.sqrt((rr - r * r / count) * (aa - a * a / count))
@@ -332,7 +335,16 @@ def _check_sign(judging: Judging) -> Outcome:
         return NotChecked("needs reward, group_id and an advantage for each rollout, and groups with a spread")
     against = int((correlation < _AGAINST).sum())
     if against < _NEARLY_ALL * correlation.size:
-        return Clean()
+        mean, error = correlation.mean(), correlation.std(ddof=1) / math.sqrt(correlation.size)
+        most = float(mean + error * student_t_quantile(1.0 - _TAIL, correlation.size - 1))
+        if most > _FOLLOWS:
+            return Clean()
+        seen = (
+            f"Within {correlation.size:,} groups the correlation of advantage and reward is {format_number(mean)} on "
+            f"average, at most {format_number(most)} (95 % range, Student's t). Advantages of these rewards give 1."
+        )
+        numbers = {"groups": correlation.size, "correlation": float(mean), "most": most}
+        return Finding("warning", seen, numbers, title=_NOT_OF_REWARDS, remedy=_TO_ROWS)
     seen = f"In {against:,} of {correlation.size:,} groups the advantage is lower where the reward is higher."
     return Finding("warning", seen, {"groups": correlation.size, "against": against})
 
@@ -388,6 +400,11 @@ AGAINST_REWARDS = Check(
     "Look for a sign in the advantages, or in the loss, and for rewards that are costs.",
     _check_sign,
     explains=False,
+)
+_NOT_OF_REWARDS = "advantages do not follow the rewards of their rollouts"
+_TO_ROWS = (
+    "Compare the order of rollouts, rewards and advantages: rows that are repeated, sorted or gathered on the way to "
+    "the loss give a rollout the advantage of another one."
 )
 OUTLIER = Check(
     "advantage_outlier",

@@ -32,7 +32,9 @@ _PLACES = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rol
 # Lengths: of the prompt, and up to a token, with the prompt and without; summed only if k3 is large enough. The buckets
 # are 2^n steps of an octave.
 _STEPS = {"prompt_length": 5, "context": 2, "response": 2}
-_DIMENSIONS = (*_PLACES, *_STEPS)
+# The place in the logged order, modulo a number that many sizes of packs divide; the part of the sequence.
+_ROWS, _FRACTIONS = 24, 16
+_DIMENSIONS = (*_PLACES, *_STEPS, "fraction")
 # The dimensions whose buckets are names, and their batch fields. The names are kept as examples.
 _NAMED = {"data_source": "data_sources", "engine": "engine_ids"}
 _ROLLOUTS_OF = " rollouts of the "
@@ -50,6 +52,9 @@ _OF_MASK = "turns_of_mask"
 _DENSE = required_range("k3_kl", "dense").warning
 assert _DENSE is not None
 _LEAST_K3 = _DENSE / 4.0
+_MOE = required_range("k3_kl", "moe").warning
+assert _MOE is not None
+_FAR_OFF = _MOE
 # Engines of one model do not differ so much, whatever its kind.
 _LEAST_OF_ENGINE = float(_DENSE)
 # Half octaves above the median from which on a level is far above most.
@@ -98,10 +103,25 @@ class BegunInside(Table):
     COLUMNS = ("rollouts",)
 
 
+class RolloutsByRow(Table):
+    """Rollouts, those that are far off, and the tokens and k3 of either, by the place in the logged order, the key."""
+
+    COLUMNS = ("rollouts", "off", "tokens", "k3", "tokens_off", "k3_off")
+
+
+class SumsBySize(Table):
+    """Uncertain tokens, their k3, and those with the least log-prob of a side in their shard, by |d|, the key: half
+    octaves from 2^−40."""
+
+    COLUMNS = ("tokens", "k3", "least")
+
+
 @dataclass
 class Places(Counts):
-    """Sums by place over an even sample of the rollouts."""
+    """Sums by place over an even sample of the rollouts, and by the size of d."""
 
+    sizes: SumsBySize = field(default_factory=SumsBySize)
+    by_row: RolloutsByRow = field(default_factory=RolloutsByRow)
     sums: SumsByPlace = field(default_factory=SumsByPlace)
     begun_inside: BegunInside = field(default_factory=BegunInside)
 
@@ -124,6 +144,11 @@ class Places(Counts):
             of_tokens["turn"] = turns_of_mask(mask, offsets)
             counting.add_example(_OF_MASK, "")
         tokens = _columns(behaviour[positions], target[positions], mask)
+        some = np.flatnonzero(tokens.uncertain)
+        sizes = np.log2(np.maximum(np.square(tokens.roots[some]), 2.0 ** (_LOWEST_LEVEL + 1)))
+        sides = (side[positions[some]] for side in (behaviour, target))
+        is_least = np.logical_or.reduce([each <= each.min(initial=0.0) + _FLOOR for each in sides])
+        self.sizes += SumsBySize.of(np.floor(2.0 * (sizes - _LOWEST_LEVEL)), 1.0, tokens.k3[some], is_least)
         segments = _segments(tokens, offsets, of_tokens)
         near_end = np.minimum(_octave(offsets[segments.rows + 1] - 1 - segments.starts), _FAR_FROM_END)
         truncated = truncated_rollouts(batch)[0][rows][segments.rows]
@@ -145,10 +170,14 @@ class Places(Counts):
         self.sums += SumsByPlace.of_segments(segments, groups, codes)
         count, _, k3, _ = segments.sums.sum(axis=0)
         if k3 > _LEAST_K3 * count:
+            of_row = [np.bincount(segments.rows, segments.sums[:, column], rows.size) for column in (0, 2)]
+            is_off = of_row[1] > _FAR_OFF * of_row[0]
+            self.by_row += RolloutsByRow.of(rows % _ROWS, 1.0, is_off, *of_row, *(each * is_off for each in of_row))
             prompts, at = np.diff(batch.prompt_offsets)[rows], np.arange(offsets[-1])
             at -= np.repeat(offsets[:-1], np.diff(offsets))
             context = at + np.repeat(prompts, np.diff(offsets))
             of_tokens = {"context": _step_of(context, "context"), "response": _step_of(at, "response")}
+            of_tokens["fraction"] = _FRACTIONS * context // np.repeat(prompts + np.diff(offsets), np.diff(offsets))
             segments = _segments(tokens, offsets, of_tokens)
             codes = {name: column[segments.starts] for name, column in of_tokens.items()}
             codes["prompt_length"] = _step_of(prompts, "prompt_length")[segments.rows]
@@ -322,6 +351,16 @@ _OF_PADDING = (
     " Compare padding and positions: if position ids count the padding on the left, only the longest prompts of a "
     "batch are right."
 )
+_OF_PACKS = (
+    " Rollouts that share a row or a batch may see each other: look at the attention mask of packs, and at what is "
+    "done for each so many rows."
+)
+_PACKS = (2, 3, 4, 6, 8, 12)
+_ORDINALS = {2: "second", 3: "third", 4: "fourth", 6: "sixth", 8: "eighth", 12: "twelfth"}
+_FEW_TOKENS, _FEW_PARTS, _WIDE, _MOST_LEAST = 0.25, 5, 0.5, 0.3
+_FLOOR = 1e-4
+_OF_CHUNKS = "so do borders of chunks (context parallelism)."
+_TO_LABELS = "Compare the labels there: a shift within chunks, packs or turns gives the last token another one's."
 _TO_DOCTOR = "`foreshock doctor` with the step's weights tries what could make it."
 
 
@@ -380,6 +419,12 @@ def _check(judging: Judging) -> Outcome:
         named = (part for part in found if part.dimension in _NAMED and part.share >= 0.9 * best.share)
         best = max(named, key=lambda part: part.share, default=best)
     best = _by_length(best, judging) or best
+    # Most of the tokens are no place, and rollouts are one that their order may explain.
+    is_wide = best is None or best.share_of_tokens > _WIDE
+    if (is_wide or (best is not None and best.dimension == "rollout")) and (of_rows := _by_row(judging)) is not None:
+        return of_rows
+    if is_wide and (few := _few_tokens(judging)) is not None:
+        return few
     if best is None:
         return _trend(sums, "lag", healthy) or _trend(sums, "position", healthy) or Clean()
     hint = _HINTS.get(best.dimension, "")
@@ -435,6 +480,64 @@ def _by_length(best: _Part | None, judging: Judging) -> _Part | None:
             return None
     times = 0.0 if best is None else _AS_ROLLOUTS if best.dimension == "rollout" else _BETTER
     return found if best is None or found.separation > times * best.separation else None
+
+
+def _by_row(judging: Judging) -> Finding | None:
+    """Return the finding if nearly all rollouts are far off but each nth in the logged order, or each nth only."""
+    table = judging[Places].by_row
+    if table.keys.size < _ROWS:
+        return None
+    for size in _PACKS:
+        rollouts, off, tokens, k3, tokens_off, k3_off = np.array(
+            [table.values[rest::size].sum(axis=0) for rest in range(size)]
+        ).T
+        share = off / rollouts
+        low, high = share <= 1.0 - _NEARLY_ALL, share >= _NEARLY_ALL
+        if not (low | high).all() or 1 not in (low.sum(), high.sum()) or rollouts.min() < _LEAST_GROUPS:
+            continue
+        far, rest = k3_off.sum() / tokens_off.sum(), (k3 - k3_off).sum() / max((tokens - tokens_off).sum(), 1.0)
+        each, others = (rest, far) if low.sum() == 1 else (far, rest)
+        title = (
+            f"k3 averages {format_number(each)} in every {_ORDINALS[size]} rollout in the logged order, and "
+            f"{format_number(others)} in the others"
+        )
+        seen = f"{int(off.sum()):,} of {int(rollouts.sum()):,} rollouts are far off.{_OF_PACKS}"
+        numbers = {"rows": float(size), "k3": far, "k3_elsewhere": rest}
+        return Finding("warning", seen, numbers, title=title, remedy=f"{_OF_PACKS.strip()} {_TO_DOCTOR}")
+    return None
+
+
+def _few_tokens(judging: Judging) -> Finding | None:
+    """Return the finding if few uncertain tokens have nearly all k3 and the others are healthy: no mismatch of
+    weights or numerics is so."""
+    sizes, pairs = judging[Places].sizes.values[::-1], judging[Pairs]
+    if pairs.mean_k3 <= _TIMES * judging.healthy_k3 or not sizes.size:
+        return None
+    everything = judging[Places].sums.of_dimension("position")[1].sum(axis=0)
+    tokens, k3, least = sizes.cumsum(axis=0).T
+    rest = (everything[2] - k3) / np.maximum(everything[0] - tokens, 1.0)
+    is_few = (tokens >= _LEAST_UNCERTAIN) & (tokens <= _FEW_TOKENS * everything[1])
+    # The tokens below a floor under one side all have its value.
+    is_few &= least <= _MOST_LEAST * tokens
+    found = [np.flatnonzero(is_few & (rest <= most)) for most in (_LEAST_OF_ENGINE, judging.healthy_k3)]
+    place = next((int(each[0]) for each in found if each.size), None)
+    if place is None:
+        return None
+    buckets, parts = judging[Places].sums.of_dimension("fraction")
+    order = np.argsort(-parts[:, 2])
+    held = int(np.argmax(parts[order, 2].cumsum() >= _NEARLY_ALL * parts[:, 2].sum())) + 1
+    count = int(tokens[place])
+    seen = (
+        f"{count:,} of {int(everything[0]):,} tokens ({format_percent(count, everything[0])}) have "
+        f"{format_percent(k3[place], everything[2])} of all k3. It looks as if at these tokens one side had the "
+        "log-prob of another token, or another context."
+    )
+    if parts.shape[0] >= _FRACTIONS // 2 and held <= _FEW_PARTS:
+        at = ", ".join(f"{100 * int(each) // _FRACTIONS} %" for each in np.sort(buckets[order[:held]]))
+        seen += f" They stand at about {at} of the sequence: {_OF_CHUNKS}"
+    title = f"few tokens have nearly all of the mismatch: without them k3 is {format_number(rest[place])}"
+    numbers = {"tokens": float(count), "share_of_k3": k3[place] / everything[2], "k3_elsewhere": float(rest[place])}
+    return Finding("warning", seen, numbers, title=title, remedy=f"{_TO_LABELS} {_TO_DOCTOR}")
 
 
 def _rollouts_of(part: _Part, judging: Judging) -> tuple[LintExampleRecord, ...]:
@@ -518,6 +621,7 @@ def _check_everywhere(judging: Judging) -> Outcome:
 # In the order in which one of them is named.
 _EXPLANATIONS = (
     "processed_log_probs",
+    "mass_outside",
     "mean_ratio",
     "temperature_of_trainer",
     "penalty_of_engine",

@@ -60,6 +60,11 @@ class SignsOfD(Counts):
     far_below: int = 0  # below what usual truncation can give
     certain: int = 0  # log μ = 0, and log π clearly below
 
+    @property
+    def has_certain(self) -> bool:
+        """True if so many tokens are certain under μ only that no larger vocabulary of π makes them."""
+        return self.certain >= max(_LEAST_CERTAIN, _CERTAIN_SHARE * (self.below + self.above))
+
     def add_pairs(self, pairs: TokenPairs, counting: Counting) -> None:
         below = pairs.d < np.float32(-CLEARLY)
         certain = below & (pairs.mu >= np.float32(_CERTAIN))
@@ -145,7 +150,25 @@ def _check_processed(judging: Judging) -> Outcome:
         f"{signs.certain:,} tokens ({format_percent(signs.certain, judging[Pairs].tokens)}) are certain under μ and "
         "not under π."
     )
-    return Finding("critical", seen, ratio.numbers(signs))
+    is_known = judging[Declared].truncated > 0 or signs.has_certain
+    return Finding("critical", seen, ratio.numbers(signs), title="" if is_known else _TRUNCATED_OR_PADDED)
+
+
+def _check_outside(judging: Judging) -> Outcome:
+    """Check if π is below μ at most tokens and μ was not truncated: E_μ[ρ] is the mass of π on what μ samples."""
+    ratio, signs = _Ratio.of(judging), judging[SignsOfD]
+    if not ratio.tested:
+        return _too_few(ratio)
+    is_normaliser = signs.above <= _ONE_SIDED * signs.below and signs.far_below <= _FAR_BELOW_SHARE * signs.below
+    if judging.found("processed_log_probs") or not (ratio.off and ratio.mean < 0 and is_normaliser):
+        return Clean()
+    outside = format_percent(-ratio.mean, 1.0)
+    seen = (
+        f"{ratio.text}; d is below −0.01 at {signs.below:,} tokens and above 0.01 at {signs.above:,}. As declared, "
+        "nothing was cut off: it looks like padding rows in the trainer's vocabulary, or ids that the engine bans."
+    )
+    title = f"π is below μ at most tokens: {outside} of it is on ids that μ does not sample"
+    return Finding("warning", seen, ratio.numbers(signs), title=title)
 
 
 def _check_likelier(judging: Judging) -> Outcome:
@@ -170,6 +193,8 @@ def _check_mean(judging: Judging) -> Outcome:
         return NotChecked("explained by processed log-probs")
     if judging.found("banned_early"):
         return NotChecked("explained by a ban at the first tokens")
+    if judging.found("mass_outside"):
+        return NotChecked("explained by ids that μ does not sample")
     if not ratio.tested:
         return _too_few(ratio)
     if not ratio.off:
@@ -210,7 +235,7 @@ def _certain_by_truncation(judging: Judging, ratio: _Ratio) -> bool:
 def _may_be_truncated(judging: Judging, mean: float) -> bool:
     """Return False if what was declared contradicts a truncated μ, or if d is of a size that truncation cannot make."""
     declared, signs, rollouts = judging[Declared], judging[SignsOfD], judging[Rollouts].rollouts
-    if declared.mode_raw == rollouts:
+    if declared.mode_raw == rollouts or (declared.plain == rollouts and not signs.has_certain):
         return False
     top_p = -declared.minus_min_top_p
     # Top-p keeps at least p.
@@ -244,6 +269,17 @@ PROCESSED = Check(
     "Sample without truncation and without excluded ids (bad words, a grammar), or apply them to the trainer's logits.",
     _check_processed,
     unless=if_invalid,
+)
+_TRUNCATED_OR_PADDED = "π is on ids that μ does not sample: μ was truncated, or π's vocabulary is padded"
+OUTSIDE = Check(
+    "mass_outside",
+    "π is below μ at most tokens: a part of it is on ids that μ does not sample",
+    "E ρ is the mass of π on what μ samples, and not 1: every weight is too small by as much.",
+    "Compare the sizes of the two vocabularies: slice the trainer's logits to that of the engine before the softmax. "
+    "Then compare the ids that the engine bans (bad words, a grammar).",
+    _check_outside,
+    unless=if_invalid,
+    yields_to=("banned_early", "mismatch_after_id", "mismatch_by_place"),
 )
 LIKELIER = Check(
     "likelier_token_logged",

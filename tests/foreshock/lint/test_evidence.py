@@ -22,9 +22,18 @@ from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 from tests.foreshock.lint.conftest import recorded_step
 
-# Counted over a sample of tokens, for ids or a large k3 of a shard only; a group once per shard; hashes: see below.
+# Counted over a sample of tokens, for ids or a large k3 of a shard only, or by the order in a shard; a group once per
+# shard; hashes: see below.
 SAMPLED = ("RolloutRounding", "TrainerRounding", "Shifts")
-DIFFERENT = (*SAMPLED, "SumsAfterId", "SumsByPlace.groups", "MissingById.sampled", "Hashes")
+DIFFERENT = (
+    *SAMPLED,
+    "SumsAfterId",
+    "SumsByPlace.groups",
+    "MissingById.sampled",
+    "Hashes",
+    "RolloutsByRow",
+    "SumsBySize.least",
+)
 
 
 def damaged_batch(seed: int) -> RolloutBatch:

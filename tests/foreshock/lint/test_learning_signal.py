@@ -227,8 +227,18 @@ def test_advantages_of_the_opposite_sign_are_named(batch: RolloutBatch) -> None:
     merged = run_checks(parts[0].merge(parts[1]))
     assert [each.seen for each in merged.warnings if each.name == "advantages_against_rewards"] == [seen]
     # Some groups turned are no sign that is wrong everywhere.
-    some = np.where(np.arange(128) < 64, -given.advantage, given.advantage).astype(np.float32)
+    some = np.where(np.arange(128) < 32, -given.advantage, given.advantage).astype(np.float32)
     assert "advantages_against_rewards" not in infos(replace(given, advantage=some))
+
+
+def test_advantages_of_other_rows_do_not_follow_the_rewards(batch: RolloutBatch) -> None:
+    given = with_advantages(batch, np.arange(128))
+    assert given.advantage is not None
+    moved = replace(given, advantage=np.random.default_rng(1).permutation(given.advantage))
+    assert "Advantages of these rewards give 1" in infos(moved)["advantages_against_rewards"]
+    # Rewards that are shaped after they are logged still lead.
+    shaped = given.advantage + np.random.default_rng(2).normal(0.0, 0.5, 128).astype(np.float32)
+    assert "advantages_against_rewards" not in infos(replace(given, advantage=shaped))
 
 
 @pytest.mark.parametrize(("size", "is_found"), [(2.6, False), (-100.0, False), (-2000.0, True), (2000.0, True)])

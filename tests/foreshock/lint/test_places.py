@@ -269,3 +269,59 @@ def test_short_prompts_point_to_padding_and_long_ones_to_cut_prompts(seed: int, 
     )
     assert "rollouts with prompts " in warning.title
     assert advice in warning.remedy
+
+
+@pytest.mark.parametrize(
+    ("chosen", "title"),
+    [
+        (lambda row: row % 4 > 0, "in every fourth rollout in the logged order, and 0."),
+        (lambda row: row % 2 == 1, "in every second rollout in the logged order, and "),
+    ],
+)
+def test_each_nth_rollout_of_a_pack_is_named(chosen: Callable[[Any], Any], title: str) -> None:
+    batch = batch_with(lambda each: chosen(rows(each)), 0.6)
+    found = only(lint_batch(batch), "mismatch_by_place")
+    assert title in found.title
+    assert "attention mask of packs" in found.remedy
+    halves = [collect_evidence(batch.select(np.arange(*each))) for each in ((0, 48), (48, batch.num_rollouts))]
+    merged = run_checks(halves[0].merge(halves[1]))
+    assert [each.title for each in merged.warnings if each.name == "mismatch_by_place"] == [found.title]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rollouts_that_are_off_at_random_are_no_pack(seed: int) -> None:
+    chosen = np.random.default_rng(seed).random(1000) < 0.5
+    batch = batch_with(lambda each: chosen[rows(each)], 0.6, seed)
+    assert all("logged order" not in each.title for each in lint_batch(batch).warnings)
+
+
+def fraction(batch: RolloutBatch) -> Any:
+    prompts = np.diff(batch.prompt_offsets)
+    whole = np.repeat(prompts + batch.response_lengths, batch.response_lengths)
+    return (np.repeat(prompts, batch.response_lengths) + positions(batch)) / whole
+
+
+def test_few_tokens_with_all_of_the_mismatch_are_told_with_their_parts_of_the_sequence() -> None:
+    borders = [0.25, 0.5, 0.75]
+    batch = batch_with(lambda each: np.min([np.abs(fraction(each) - at - 0.02) for at in borders], axis=0) < 0.02, 2.5)
+    found = only(lint_batch(batch), "mismatch_by_place")
+    assert found.title.startswith("few tokens have nearly all of the mismatch: without them k3 is")
+    assert "They stand at about 25 %, 50 %, 75 % of the sequence" in found.seen
+    scattered = np.random.default_rng(1).random(batch.num_tokens) < 0.07
+    found = only(lint_batch(batch_with(lambda _: scattered, 2.5)), "mismatch_by_place")
+    assert found.title.startswith("few tokens")
+    assert "of the sequence" not in found.seen
+
+
+def test_tokens_below_a_floor_are_not_told_as_few_with_another_tokens_log_prob() -> None:
+    batch = healthy_batch(3, Policy(sharpness=2.0))
+    assert batch.rollout_log_probs is not None
+    floor = replace(batch, rollout_log_probs=np.maximum(batch.rollout_log_probs, np.float32(-3.0)))
+    assert all("few tokens" not in each.title for each in lint_batch(floor).warnings)
+
+
+@pytest.mark.parametrize("degrees", [3, 5, 30])
+def test_a_mismatch_of_all_tokens_with_heavy_tails_is_not_one_of_few(degrees: int) -> None:
+    tails = np.random.default_rng(degrees).standard_t(degrees, 10_000)
+    batch = batch_with(lambda each: tails[: each.num_tokens], 0.4)
+    assert all("few tokens" not in each.title for each in lint_batch(batch).warnings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,42 @@ def test_processed_log_probs_under_truncation_have_mean_ratio_below_1() -> None:
     # Declared sampling or missing entropies do not change the result.
     declared = replace(batch, attributes=BatchAttributes(top_p=0.8, logprobs_mode="processed_logprobs"), entropy=None)
     assert set(warnings_of(declared)) == {"processed_log_probs"}
+
+
+def padded(share: float, noise: float = 0.0, **attributes: Any) -> RolloutBatch:
+    """Return a batch whose trainer spends a share of its softmax on ids that the engine does not have."""
+    batch = healthy_batch(3, Policy(noise=noise), attributes=BatchAttributes(**attributes), entropy=None)
+    assert batch.trainer_log_probs is not None
+    return replace(batch, trainer_log_probs=batch.trainer_log_probs + np.float32(np.log1p(-share)))
+
+
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+@pytest.mark.parametrize(("share", "noise"), [(0.11, 1e-3), (0.025, 0.01)])
+def test_padding_rows_in_the_softmax_are_no_truncation(mode: str, share: float, noise: float) -> None:
+    found = warnings_of(padded(share, noise, **PLAIN, logprobs_mode=mode))
+    assert set(found) == {"mass_outside"}
+    assert f"{100 * share:.2g}" in found["mass_outside"].title
+    assert "slice the trainer's logits" in found["mass_outside"].remedy
+
+
+def test_what_is_not_declared_may_be_truncated_or_padded() -> None:
+    found = warnings_of(padded(0.11, 1e-3))
+    assert "mass_outside" not in found
+    assert "or π's vocabulary is padded" in found["processed_log_probs"].title
+    # Tokens that are certain under μ only are no padding.
+    assert "padded" not in warnings_of(sampled_batch(top_p=0.8, processed=True))["processed_log_probs"].title
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_of_both_signs_puts_no_mass_outside(seed: int) -> None:
+    batch = padded(0.0, 0.05, **PLAIN)
+    assert batch.trainer_log_probs is not None
+    noise = np.random.default_rng(seed).normal(-0.045, 0.3, batch.num_tokens).astype(np.float32)
+    noisy = replace(batch, trainer_log_probs=np.minimum(batch.trainer_log_probs + noise, 0.0))
+    assert "mass_outside" not in warnings_of(noisy)
 
 
 @pytest.mark.parametrize(("temperature", "is_differing"), [(0.6, True), (1.0, False)])
