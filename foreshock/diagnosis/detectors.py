@@ -59,7 +59,7 @@ from foreshock.learning_rate.control_loop import (
 from foreshock.learning_rate.length_decay import ScheduleSettings
 from foreshock.model_kind import ModelKind
 
-DETECTOR_VERSION = 21
+DETECTOR_VERSION = 22
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData, Verdict
+from foreshock.diagnosis.beside_fall import entropy_in_fall, fall_that_is_over, resume_in_fall, spike_before
 from foreshock.diagnosis.border import contradiction
 from foreshock.diagnosis.causes import (
     NOT_MEASURED,
@@ -48,9 +49,11 @@ from foreshock.diagnosis.headline import (
 )
 from foreshock.diagnosis.history import NEWEST_STEPS, AwaitedShards, History, PastAlert
 from foreshock.diagnosis.lag_growth import growing_lag
+from foreshock.diagnosis.mismatch_order import MISMATCH_LATER
 from foreshock.diagnosis.mismatch_rules import K3, STEP_RULE
 from foreshock.diagnosis.next_steps import above_since, next_steps
 from foreshock.diagnosis.rate_change import rate_before_fall
+from foreshock.diagnosis.repeated_prompts import repeated_prompts
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.reward_ceiling import ceiling_of
 from foreshock.diagnosis.reward_outage import outage_of
@@ -63,7 +66,7 @@ from foreshock.diagnosis.wording import number, plural, ranks_in_words
 from foreshock.lint.checks.duplicates import ALIKE
 from foreshock.severity import severity_rank
 
-JUDGE_VERSION: Final = "18"
+JUDGE_VERSION: Final = "19"
 """Increased with each change of the text or the judgement, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -105,7 +108,8 @@ def diagnose(history: History) -> Diagnosis:
         *(with_change(each, history.changes) for each in of_course(history, named)),
         *fall_of_evaluation(history.evaluations),
         *stays_at_zero(history.evaluations, history.reward),
-        *outage_of(history.reward),
+        *(outage_of(history.reward) or (fall_that_is_over(history) if fall is None else ())),
+        *repeated_prompts(history),
         *zero_rate(history.rates),
         *growing_lag(history),
         *ceiling_of(history.reward),
@@ -203,9 +207,10 @@ def diagnose(history: History) -> Diagnosis:
 def _of_fall(fall: PastAlert, history: History) -> Sequence[DiagnosisCause]:
     """Return what came with a fall of the reward and explains it."""
     return (
-        *rate_before_fall(history.rates, fall, history.resumes),
+        *(rate_before_fall(history.rates, fall, history.resumes) or resume_in_fall(fall, history)),
+        *spike_before(fall, history.gradients),
         *tools_in_fall(fall, history),
-        *cut_in_fall(fall, history),
+        *(cut_in_fall(fall, history) or entropy_in_fall(fall, history)),
     )
 
 
@@ -259,7 +264,8 @@ def _dated(history: History) -> Sequence[PastAlert]:
 def _story(grave: Sequence[PastAlert]) -> Sequence[PastAlert]:
     """Return the episode that a headline tells first, its oldest alert of the worst severity first.
 
-    It is the oldest of those as grave as any, or the mismatch if it rose before the reward fell. Lengths are not told
+    It is the oldest of those as grave as any, or the mismatch if it rose before the reward fell; not a mismatch that is
+    as grave as a fall and did not rise before it. Lengths are not told
     before a collapse of the reward.
     """
     fall = next((each for each in grave if each.rule in REWARD_RULES), None)
@@ -270,6 +276,9 @@ def _story(grave: Sequence[PastAlert]) -> Sequence[PastAlert]:
         if first is not None:
             return first
     chosen = [each for each in found if any(severity_rank(alert.severity) == worst for alert in each)]
+    if fall is not None and fall.severity == "warning" and fall.evidence.get("first") in MISMATCH_LATER:
+        # A mismatch that is no more than a warning, and did not rise before the reward fell, does not explain the fall.
+        chosen = [each for each in chosen if family_of(each[0].rule, each[0].evidence) != MISMATCH] or chosen
     story = min(chosen, key=lambda each: min(alert.onset for alert in each))
     if fall is not None and fall.rule == COLLAPSE_RULE and family_of(story[0].rule, story[0].evidence) == "length":
         story = next(each for each in found if fall in each)

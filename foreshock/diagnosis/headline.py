@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
 from foreshock.api.diagnosis import DiagnosisCause
 from foreshock.api.runs import ChangeRecord
+from foreshock.diagnosis.beside_fall import ENTROPY_MOVED, FELL_AT_RESUME, GRADIENT_SPIKE
 from foreshock.diagnosis.causes import (
     NOT_MEASURED,
     PLACE,
@@ -56,7 +58,10 @@ ENTROPY_RULE: Final = "entropy_rise"
 ENTROPY_FALL: Final = "entropy_fall"
 PERPLEXITY_RULE: Final = "perplexity_rise"
 
-OF_FALL: Final = (RATE_ROSE, TOOLS_CHANGED, MIX_CHANGED, ONE_SOURCE_FELL, RESPONSES_CUT)
+OF_FALL: Final = (
+    RATE_ROSE, GRADIENT_SPIKE, FELL_AT_RESUME, TOOLS_CHANGED, MIX_CHANGED, ONE_SOURCE_FELL, RESPONSES_CUT,
+    ENTROPY_MOVED,
+)  # fmt: skip
 """Causes of a fall of the reward that are no mismatch; the first one found is told."""
 
 SAID_BY: Final[Mapping[str, Collection[str]]] = {
@@ -183,8 +188,9 @@ def clauses_of_alerts(
 def changed_first(fall: PastAlert, grave: Sequence[PastAlert], history: History) -> PastAlert | None:
     """Return the oldest alert on the policy or the gradient if it began before the reward fell.
 
-    A perplexity that rises with the entropy is told as the entropy, which is no reason to call a run unhealthy by
-    itself. Nor is an entropy that has fallen to a fifth: it is told if nothing else changed before.
+    A perplexity that rises with the entropy is told as the entropy, which passes its larger factor later, maybe after
+    the fall. That is no reason to call a run unhealthy by itself. Nor is an entropy that has fallen to a fifth: it is
+    told if nothing else changed before.
     """
     policy = [each for each in grave if family_of(each.rule, each.evidence) == POLICY and each.onset < fall.onset]
     first = min(policy, key=lambda each: each.onset, default=None)
@@ -193,8 +199,10 @@ def changed_first(fall: PastAlert, grave: Sequence[PastAlert], history: History)
     if first is None and fall.evidence.get("first") not in MISMATCH_LATER:
         return None  # entropy falls as a run learns, and the mismatch may be the reason
     wanted = ENTROPY_FALL if first is None else ENTROPY_RULE
-    infos = (each for each in history.alerts if each.is_open and each.rule == wanted and each.onset < fall.onset)
-    return next(infos, first)
+    infos = [each for each in history.alerts if each.is_open and each.rule == wanted]
+    if earlier := next((each for each in infos if each.onset < fall.onset), None):
+        return earlier
+    return first if first is None or not infos else replace(first, rule=ENTROPY_RULE)
 
 
 def _is_healthy_mismatch(grave: Sequence[PastAlert], history: History) -> bool:

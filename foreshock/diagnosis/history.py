@@ -84,8 +84,10 @@ class History:
     among the newest. `reward` and `length` are means of a step, `truncated` is the fraction of responses that were cut,
     `finished_reward` the mean reward of the others, `tool_tokens` the masked tokens of a rollout,
     `sources` by step the number and the sum of the rewards of each data source, where it is asked for.
+    `prompts` by step its least hashes of prompts, of a run that was resumed those of all steps.
     `evaluations` are the rewards of evaluations by the name of their scalar, `rates` the logged learning
-    rates of the newest steps if the newest is 0, else of those about an open fall of the reward.
+    rates of the newest steps if the newest is 0, else of those about an open fall of the reward, `gradients` the norms
+    about such a fall, or the newest one that is over.
     `newest_step` is the newest one with rollouts. `causes` come from the lint, in the order of its catalogue, and from
     probes, whose evidence has a `step`. `undeclared` is what must be declared before the lint can find more.
     `checkpoints` are the steps with an announced checkpoint, ascending, `resumes` the steps at which attempts resumed,
@@ -105,11 +107,14 @@ class History:
     reward: SteppedValues = SteppedValues()
     evaluations: Mapping[str, SteppedValues] = field(default_factory=dict)
     rates: SteppedValues = SteppedValues()
+    gradients: SteppedValues = SteppedValues()
+    entropy: SteppedValues = SteppedValues()
     length: SteppedValues = SteppedValues()
     truncated: SteppedValues = SteppedValues()
     finished_reward: SteppedValues = SteppedValues()
     tool_tokens: SteppedValues = SteppedValues()
     sources: Mapping[int, Mapping[str, tuple[int, float]]] = field(default_factory=dict)
+    prompts: Mapping[int, Sequence[int]] = field(default_factory=dict)
     causes: tuple[DiagnosisCause, ...] = ()
     undeclared: tuple[MissingData, ...] = ()
     unlogged: tuple[MissingData, ...] = ()

@@ -120,8 +120,8 @@ _TO_NOISE = "The policy went towards noise first: look at the entropy bonus, the
 _OF_POLICY = {
     ENTROPY_RULE: _TO_NOISE,
     PERPLEXITY_RULE: _TO_NOISE,
-    ENTROPY_FALL: "The entropy had collapsed before: look at the entropy bonus, the upper clip range, and how many "
-    "groups still have a spread of rewards.",
+    ENTROPY_FALL: "The entropy had collapsed before: look at the learning rate, the entropy bonus, the upper clip "
+    "range, and how many groups still have a spread of rewards.",
     "gradient_rise": "The gradient grew first: look at its batches, its clipping and the learning rate.",
 }
 

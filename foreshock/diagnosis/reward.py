@@ -8,7 +8,8 @@ A collapse passes one of two tests.
   ramp is found before two thirds of its fall, a slow one later.
 - *The definition of a collapse (`collapse.py`) has held for ten observations*, in a series too noisy for the first
   test. The best of many noisy levels is high by chance. So the reward must also be slightly below its level before the
-  onset and, unless the fall is three standard deviations, no higher than at the start of the run.
+  onset and, unless the fall is three standard deviations, no higher than at the start of the run. A reward that has
+  recovered from a collapse swings by itself: another one must be three standard deviations.
 
 The noise is estimated from differences of values up to eight apart: a ramp is not noise, slow swings are.
 
@@ -79,7 +80,7 @@ class RewardSettings:
     z_of_definition: float = 0.3
     """Least standard deviations from the level before down to the present one if the definition holds."""
     z_above_start: float = 3.0
-    """The same if the reward is still above its start."""
+    """The same if the reward is still above its start, or has recovered from a collapse before."""
     least_reach: float = 2.8
     """best − floor in standard deviations of one value: a smaller one is noise around the floor."""
     start_values: int = 10
@@ -540,7 +541,8 @@ def _held_fall(state: RewardState, levels: _Levels, settings: RewardSettings) ->
         if is_noise or now > best.after(settings.clearing_collapse):
             return None
     z = _deviations(before - now, noise, len(after), len(earlier))
-    least = settings.z_of_definition if now <= median(state.first) else settings.z_above_start
+    is_first = not state.recoveries and now <= median(state.first)
+    least = settings.z_of_definition if is_first else settings.z_above_start
     return Fall(_Window.of_rewards(state), onset, before, now, z) if z >= least else None
 
 

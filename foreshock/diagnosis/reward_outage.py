@@ -8,6 +8,7 @@ from typing import Final
 
 from foreshock.api.diagnosis import DiagnosisCause
 from foreshock.diagnosis.history import SteppedValues
+from foreshock.diagnosis.statistics import step_noise
 from foreshock.diagnosis.wording import reward_number
 
 REWARD_OUTAGE: Final = "reward_outage"
@@ -15,7 +16,9 @@ REWARD_OUTAGE: Final = "reward_outage"
 _LEAST_REWARDED: Final = 20
 _LEAST_SINCE: Final = 3
 _LEAST_OF_MEDIAN: Final = 0.3
-"""Each other reward is at least this part of their median: then a 0 is no reward that is small by chance."""
+_LEAST_DEVIATIONS: Final = 4.0
+"""Each other reward is at least this part of their median, and that is so many standard deviations of their
+step-to-step noise: then a 0 is no reward that is small by chance."""
 _MOST_GROUPS: Final = 3
 _MOST_SHARE: Final = 0.25
 
@@ -28,8 +31,10 @@ def outage_of(reward: SteppedValues) -> tuple[DiagnosisCause, ...]:
     if not groups or len(groups) > _MOST_GROUPS or len(others) < max(_LEAST_REWARDED, (1 - _MOST_SHARE) * len(pairs)):
         return ()
     usual = others[len(others) // 2]
+    noise = step_noise([value for _, value in pairs if value != 0.0])
     since = sum(step > groups[-1][-1] for step, _ in pairs)
-    if usual <= 0.0 or others[0] < _LEAST_OF_MEDIAN * usual or since < _LEAST_SINCE or groups[0][0] == pairs[0][0]:
+    is_clear = usual > _LEAST_DEVIATIONS * noise and others[0] >= _LEAST_OF_MEDIAN * usual
+    if not is_clear or since < _LEAST_SINCE or groups[0][0] == pairs[0][0]:
         return ()
     where = " and ".join(map(_words, groups))
     title = f"the reward was 0 {where}, and as before since"

@@ -18,7 +18,16 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
 from foreshock_service.maintenance import delete_runs, retention
-from foreshock_service.platform import health, keys, problem, process, request_guards, security, uploads
+from foreshock_service.platform import (
+    disk_room,
+    health,
+    keys,
+    problem,
+    process,
+    request_guards,
+    security,
+    uploads,
+)
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
@@ -45,6 +54,7 @@ from foreshock_service.runs import (
     ingest,
     lint,
     measurements,
+    run_endpoints,
     runs,
     scalars,
     shard_decoding,
@@ -61,7 +71,7 @@ from foreshock_service.watch.notifications.service import notifiers
 
 # The routers of every noun. The routers of pages follow them, since their paths match the most.
 _NOUNS: tuple[Any, ...] = (
-    *(health, runs, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
+    *(health, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
     *(findings, service, policies, leases, publishing, attribution, workers, exporter, alerts, rules),
     *(advice, diagnosis, corrections, weights, certificates),
 )
@@ -96,7 +106,9 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.router.routes.extend(route for router in (*ROUTERS, *PAGES) for route in router.routes)
     # The middleware that is added last runs first.
     app.add_middleware(
-        request_guards.RequestGuard, settings=settings, authenticate=partial(security.authenticate, context)
+        request_guards.RequestGuard,
+        settings=settings,
+        authenticate=partial(security.authenticate, context),
     )
     app.add_middleware(request_guards.RequestIds, log_requests=settings.log_requests)
     problem.document_problems(app)
@@ -117,12 +129,13 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         uploads=uploads.UploadPlaces(
             settings.decode_processes + settings.decode_queue,
             most_of_one_key=settings.key_uploads,
-            folders=uploads.folders_to_watch(settings),
+            folders=disk_room.folders_to_watch(settings),
         ),
         key_limits=keys.KeyLimits(settings.key_requests_per_second),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
-        replayed_scores=read_replayed_scores,
+        # Adds replayed scores to the tokens that are shown.
+        score_readers=(read_replayed_scores,),
     )
 
 

@@ -39,12 +39,23 @@ class EventBus:
         self._handlers[event_type].append(handler)
 
     def publish(self, session: Session, event: object) -> None:
+        """Call the handlers of this event's type, one after the other; raises what a handler raises."""
         for handler in self._handlers.get(type(event), ()):
             handler(session, event)
 
 
-# (run, attempt, step) and rollouts of it → the replayed scores: scorer → log-probs, [T] as the batch's response tokens.
-ScoreReader = Callable[[Session, TokenStore, tuple[str, int, int], RolloutBatch], Mapping[str, NDArray[np.float32]]]
+@dataclass(frozen=True, slots=True)
+class ScoredShard:
+    """A shard of rollouts whose scores are requested: its key and its rollouts."""
+
+    run_id: str
+    attempt: int
+    step: int
+    batch: RolloutBatch
+
+
+# Scores of a shard from probes: scorer → log-probs, [T] as the batch's response tokens, NaN if not scored.
+ScoreReader = Callable[[Session, TokenStore, ScoredShard], Mapping[str, NDArray[np.float32]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +75,13 @@ class ServiceContext:
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the service is asked to stop, before it waits for requests in flight. Waits and long jobs end then."""
     events: EventBus = field(default_factory=EventBus)
-    replayed_scores: ScoreReader = lambda *_: {}
+    score_readers: tuple[ScoreReader, ...] = ()
     unreadable_runs: dict[str, tuple[str, Exception]] = field(default_factory=dict)
     """Runs whose stored state a request could not read, with what it tried; `runs/failing_runs.py` alerts of them."""
 
 
 async def context_of(request: Request) -> ServiceContext:
+    """Return the context of the application that serves this request."""
     # A coroutine, because FastAPI runs plain functions in a thread.
     return cast(ServiceContext, request.app.state.context)
 

@@ -89,6 +89,7 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
 
     def document(self) -> ProblemDocument:
+        """Return the problem document that is sent."""
         return ProblemDocument(
             type=PROBLEM_TYPE_PREFIX + self.problem_type,
             title=self.problem_type.replace("-", " ").capitalize(),
@@ -162,12 +163,13 @@ class InternalError(ProblemError, status=500, problem_type="internal"):
 
 
 def problem_response(error: ProblemError) -> JSONResponse:
-    return _response(error.document(), error.headers or None)
-
-
-def _response(document: ProblemDocument, headers: Mapping[str, str] | None) -> JSONResponse:
-    content: dict[str, Any] = document.model_dump(exclude_none=True)
-    return JSONResponse(content, document.status, headers=headers, media_type=PROBLEM_MEDIA_TYPE)
+    """Return the error as an `application/problem+json` response."""
+    return JSONResponse(
+        error.document().model_dump(exclude_none=True),
+        status_code=error.status,
+        media_type=PROBLEM_MEDIA_TYPE,
+        headers=error.headers or None,
+    )
 
 
 def install_problem_handlers(app: FastAPI) -> None:
@@ -192,7 +194,8 @@ def answer_error(request: Request, error: Exception) -> JSONResponse:
         detail=str(error.detail),
         request_id=current_request_id(),
     )
-    return _response(document, error.headers)
+    content: dict[str, Any] = document.model_dump(exclude_none=True)
+    return JSONResponse(content, error.status_code, headers=error.headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
 def problem_of(request: Request, error: Exception) -> ProblemError | None:
@@ -212,10 +215,10 @@ def problem_of(request: Request, error: Exception) -> ProblemError | None:
             # FastAPI's own message says only that there was an error in the body.
             fault = _fault_of_json(error.__cause__)
             return None if fault is None else BadRequest(fault)
-        case OSError():
-            found = storage_problem(error)
-        case _:
-            found = database_problem(error) if isinstance(error, DATABASE_ERRORS) else None
+    is_of_database = isinstance(error, DATABASE_ERRORS)
+    found = (
+        database_problem(error) if is_of_database else storage_problem(error) if isinstance(error, OSError) else None
+    )
     if found is not None:
         # The database's own message: SQLAlchemy's also holds the parameters of the statement.
         _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))
@@ -258,6 +261,7 @@ def storage_problem(error: OSError) -> ProblemError | None:
 
 
 def database_problem(error: Exception) -> ProblemError:
+    """Return the problem for an error of the database."""
     if "database or disk is full" in str(error):
         return StorageFull("the database is full: nothing was stored; free space or extend it", headers=_RETRY_AFTER)
     if isinstance(error, exc.TimeoutError):

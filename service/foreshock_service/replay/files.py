@@ -8,6 +8,7 @@ run's, and of equally near ones the newest; the scores of other environments are
 These functions use no database; they run in a decoder process too.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from foreshock.digests import rollout_set_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes, sampling
 from foreshock.rollouts.parquet_files import find_scores
-from foreshock_service.platform.decoding.worker import memory_limit, stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import storable_json
 from foreshock_service.platform.store.tokens import StoredFile
 
@@ -87,7 +88,17 @@ def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
 
 
 def write_rollouts(pinned: PinnedRollouts, target: Path) -> None:
+    """Write the pinned rollouts as one Parquet file."""
     target.write_bytes(rollouts.encode_rollouts(read_rollouts(pinned)))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """The size of a valid upload and the fingerprint of its scorer."""
+
+    rollouts: int
+    tokens: int
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +117,36 @@ class StoredScore:
 
     @property
     def environment(self) -> environment.Environment:
+        """The environment that made it."""
         return environment_of(self.fingerprint)
 
 
-@memory_limit()
-def check_upload(body: Path, stored: Path, pinned: PinnedRollouts, limits: rollouts.DecodeLimits) -> Fingerprint:
-    """Check the upload in `body` against its rollouts, write it to `stored`, and return its scorer's fingerprint.
+def check_upload(body: Path, stored: Path, pinned: PinnedRollouts, limits: rollouts.DecodeLimits) -> CheckedFile:
+    """Check the upload in `body` against its rollouts and write it, in the store's layout, to `stored`.
 
     Raises InvalidRolloutsError if the body is not a table of scores or lacks a rollout of the job, and names row and
     column if a rollout is not of the job or its number of values differs from its number of response tokens. Raises
     LimitExceededError beyond `limits`.
     """
-    with body.open("rb") as file:
-        scores = rollouts.decode_scores(file, limits)
     try:
-        storable_json(scores.fingerprint.to_dict())
-    except ValueError as error:
-        raise errors.InvalidRolloutsError(f"its fingerprint {error}") from error
-    _check_rollouts(scores, read_rollouts(pinned))
-    stored.write_bytes(rollouts.encode_scores(scores))
-    return scores.fingerprint
+        with body.open("rb") as file:
+            scores = rollouts.decode_scores(file, limits)
+        try:
+            storable_json(scores.fingerprint.to_dict())
+        except ValueError as error:
+            raise errors.InvalidRolloutsError(f"its fingerprint {error}") from error
+        _check_rollouts(scores, read_rollouts(pinned))
+        data = rollouts.encode_scores(scores)
+    except MemoryError as error:
+        raise errors.LimitExceededError(
+            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows"
+        ) from error
+    # The file is on disk before the catalogue row that names it is committed.
+    with stored.open("wb") as target:
+        target.write(data)
+        target.flush()
+        os.fsync(target.fileno())
+    return CheckedFile(scores.num_rollouts, scores.num_tokens, scores.fingerprint)
 
 
 def read_aligned_scores(batch: rollouts.RolloutBatch, file: StoredFile) -> NDArray[np.float32]:

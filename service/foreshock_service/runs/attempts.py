@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, Path, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, and_, false, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, and_, bindparam, false, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from foreshock.api.records import from_attributes
@@ -23,10 +23,10 @@ from foreshock_service.platform import pagination, parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, AttemptClient, Step
-from foreshock_service.runs import due, runs
+from foreshock_service.runs import due, run_endpoints, runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 
-NO_BOUND = 2**62
+BEYOND_EVERY_STEP = 2**62
 
 
 class AttemptStart(NamedTuple):
@@ -36,24 +36,30 @@ class AttemptStart(NamedTuple):
     resume_step: int
 
 
-class ActiveRange(NamedTuple):
-    """Range of steps `first` ≤ step < `end`, active in `attempt`."""
+@dataclass(frozen=True, slots=True)
+class ActiveRange:
+    """Range of steps `first` ≤ step < `end`, active in `attempt`; no upper bound if `end` is None."""
 
     attempt: int
     first: int
-    end: int
+    end: int | None
+
+    def contains(self, table: Any) -> list[ColumnElement[bool]]:
+        """Return the SQL conditions for rows of this range in a table of steps."""
+        within = [table.attempt == self.attempt, table.step >= self.first]
+        return within if self.end is None else [*within, table.step < self.end]
 
 
-def active_ranges(attempts: Sequence[AttemptStart], first: int = 0, last: int = NO_BOUND) -> list[ActiveRange]:
-    """Return the ranges of active steps within `first` ≤ step ≤ `last`, newest attempt first.
+def active_ranges(attempts: Sequence[AttemptStart], first: int = 0, last: int | None = None) -> list[ActiveRange]:
+    """Return the ranges of active steps within `first` ≤ step ≤ `last` (None: no bound), newest attempt first.
 
     `attempts` are in the order in which they began. The ranges do not overlap; each begins where the next one ends.
     """
     ranges: list[ActiveRange] = []
-    end = last + 1
+    end = None if last is None else last + 1
     for attempt in reversed(attempts):
         begin = max(attempt.resume_step, first)
-        if begin < end:
+        if end is None or begin < end:
             ranges.append(ActiveRange(attempt.attempt, begin, end))
             end = begin
     return ranges
@@ -66,18 +72,37 @@ def active_attempt_of(attempts: Sequence[AttemptStart], step: int) -> int | None
 
 def in_ranges(ranges: Iterable[ActiveRange], table: Any) -> ColumnElement[bool]:
     """Return the SQL condition for rows of these ranges in a table of steps."""
-    conditions = [
-        and_(table.attempt == attempt, table.step >= first, table.step < end) for attempt, first, end in ranges
-    ]
+    conditions = [and_(*each.contains(table)) for each in ranges]
     return or_(*conditions) if conditions else false()
 
 
-def active_rows(session: Session, run_id: str, table: Any, first: int = 0, last: int = NO_BOUND) -> ColumnElement[bool]:
+_BOUNDS = ("attempt", "first", "end")
+
+
+def in_bound_ranges(count: int, table: Any) -> ColumnElement[bool]:
+    """Return the condition of `in_ranges` for a statement that is built once: its parameters are `bounds_of`."""
+    bounds: list[list[Any]] = [[bindparam(f"{name}_{at}") for name in _BOUNDS] for at in range(count)]
+    return in_ranges((ActiveRange(*each) for each in bounds), table)
+
+
+def bounds_of(ranges: Iterable[ActiveRange]) -> dict[str, int]:
+    """Return the parameters of `in_bound_ranges`."""
+    values = ((each.attempt, each.first, BEYOND_EVERY_STEP if each.end is None else each.end) for each in ranges)
+    return {
+        f"{name}_{at}": bound
+        for at, of_range in enumerate(values)
+        for name, bound in zip(_BOUNDS, of_range, strict=True)
+    }
+
+
+def active_rows(
+    session: Session, run_id: str, table: Any, first: int = 0, last: int | None = None
+) -> ColumnElement[bool]:
     """Return the SQL condition for rows of the run's active steps, `first` ≤ step ≤ `last`, in a table of steps."""
     return in_ranges(ranges_of_run(session, run_id, first, last), table)
 
 
-def ranges_of_run(session: Session, run_id: str, first: int = 0, last: int = NO_BOUND) -> list[ActiveRange]:
+def ranges_of_run(session: Session, run_id: str, first: int = 0, last: int | None = None) -> list[ActiveRange]:
     """Return the ranges of the run's active steps within `first` ≤ step ≤ `last`, newest attempt first."""
     return active_ranges(attempts_of_run(session, run_id), first, last)
 
@@ -158,7 +183,7 @@ class AttemptConflict(problem.ProblemError, status=409, problem_type="attempt-co
     "", status_code=status.HTTP_201_CREATED, responses={200: {"model": AttemptRecord, "description": "It existed"}}
 )
 def create_attempt(
-    run: runs.RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     body: AttemptCreate,
     context: Context,
     principal: security.Ingester,
@@ -175,7 +200,7 @@ def create_attempt(
 
 @router.put("/{attempt}/clients/{client}", status_code=status.HTTP_204_NO_CONTENT)
 def put_heartbeat(
-    run: runs.RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     attempt: Annotated[int, Path(ge=1, le=parameters.LARGEST_STEP)],
     client: Annotated[str, Path(max_length=200, pattern=r"^[A-Za-z0-9._-]+$")],
     body: Heartbeat,
@@ -190,8 +215,7 @@ def put_heartbeat(
         locked = runs.lock_run(session, principal, run)
         check_attempt(session, run, attempt)
         before = _lost_by_clients(session, run, attempt)
-        known = session.get(AttemptClient, (run, attempt, client))
-        if row["remarks"] != (known and known.remarks):
+        if row["remarks"] != session.scalar(_REMARKS_OF_CLIENT, row):
             due.mark(session, run)
         upsert(session, AttemptClient, [row], ("run_id", "attempt", "client"))
         runs.note_sign_of_life(session, context.events, locked)
@@ -204,7 +228,7 @@ def put_heartbeat(
 
 @router.get("")
 def list_attempts(
-    asked: runs.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
+    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[AttemptRecord]:
     """List the attempts of a run, by number."""
     with asked.reading() as session:
@@ -264,19 +288,34 @@ def _lost_by_clients(session: Session, run_id: str, attempt: int) -> int:
 def remarks_of_hooks(session: Session, run_id: str) -> list[str]:
     """Return what the hooks of the newest attempt warn of, each sentence once."""
     newest = attempts_of_run(session, run_id)[-1:]
-    of_newest = [AttemptClient.attempt == each.attempt for each in newest]
-    query = select(AttemptClient.remarks).where(AttemptClient.run_id == run_id, *of_newest)
-    rows = session.scalars(query.order_by(AttemptClient.shard, AttemptClient.client))
+    rows = session.scalars(_REMARKS, {"run_id": run_id, "attempt": newest[0].attempt}) if newest else ()
     return list(dict.fromkeys(remark for remarks in rows for remark in remarks or ()))
+
+
+# Built once: they are executed at each step, or at each heartbeat.
+_REMARKS = (
+    select(AttemptClient.remarks)
+    .where(AttemptClient.run_id == bindparam("run_id"), AttemptClient.attempt == bindparam("attempt"))
+    .where(AttemptClient.remarks.is_not(None))
+    .order_by(AttemptClient.shard, AttemptClient.client)
+)
+_REMARKS_OF_CLIENT = select(AttemptClient.remarks).where(
+    AttemptClient.run_id == bindparam("run_id"),
+    AttemptClient.attempt == bindparam("attempt"),
+    AttemptClient.client == bindparam("client"),
+)
+_STARTS = (
+    select(Attempt.attempt, Attempt.resume_step)
+    .where(Attempt.run_id == bindparam("run_id"))
+    .order_by(*OLDEST_ATTEMPT_FIRST)
+)
 
 
 def attempts_of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
     """Return the start of every attempt of a run, in the order in which they began; queried once per session."""
     known: dict[str, Sequence[AttemptStart]] = session.info.setdefault(_KNOWN, {})
     if run_id not in known:
-        query = select(Attempt.attempt, Attempt.resume_step).where(Attempt.run_id == run_id)
-        query = query.order_by(*OLDEST_ATTEMPT_FIRST)
-        known[run_id] = [AttemptStart(*row) for row in session.execute(query)]
+        known[run_id] = [AttemptStart(*row) for row in session.execute(_STARTS, {"run_id": run_id})]
     return known[run_id]
 
 
@@ -287,22 +326,24 @@ def fingerprints_of_attempts(session: Session, run_id: str, attempts: Collection
 
 
 def find_attempt(session: Session, run_id: str, attempt: int) -> Attempt | None:
+    """Return the attempt with this number; None if there is none."""
     return session.scalar(select(Attempt).where(Attempt.run_id == run_id, Attempt.attempt == attempt))
 
 
 def check_attempt(session: Session, run_id: str, attempt: int) -> None:
+    """Raise AttemptNotFound if the run has no such attempt."""
     if all(each.attempt != attempt for each in attempts_of_run(session, run_id)):
         raise AttemptNotFound(f"the run has no attempt {attempt}: create it with POST /v1/runs/{run_id}/attempts")
 
 
 def rows_of_steps(
-    session: Session, run_id: str, attempt: int | None, table: Any, first: int = 0, last: int = NO_BOUND
+    session: Session, run_id: str, attempt: int | None, table: Any, first: int = 0, last: int | None = None
 ) -> ColumnElement[bool]:
     """Return the SQL condition for rows of one attempt (None: of the active steps). Raises AttemptNotFound."""
     if attempt is None:
         return active_rows(session, run_id, table, first, last)
     check_attempt(session, run_id, attempt)
-    return in_ranges([ActiveRange(attempt, first, last + 1)], table)
+    return in_ranges([ActiveRange(attempt, first, None if last is None else last + 1)], table)
 
 
 def visible_step(
@@ -314,7 +355,7 @@ def visible_step(
 
 
 @dataclass(frozen=True, slots=True)
-class AskedStep(runs.AskedRun):
+class AskedStep(run_endpoints.AskedRun):
     """The step that a request names; `attempt` None: the attempt in which it is active."""
 
     step: int
@@ -326,7 +367,7 @@ class AskedStep(runs.AskedRun):
 
 
 async def _asked_step(
-    run: runs.RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     step: parameters.StepPath,
     context: Context,
     principal: security.Reader,

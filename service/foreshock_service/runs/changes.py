@@ -7,12 +7,13 @@ common case, a run that names only one setup, this takes one query.
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Any, cast
 
 from fastapi import Response, status
 from pydantic import BaseModel, Field, StringConstraints
-from sqlalchemy import func, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from foreshock import changes, clock, digests
@@ -22,7 +23,7 @@ from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
-from foreshock_service.runs import attempts, runs, steps
+from foreshock_service.runs import attempts, run_endpoints, runs, steps
 from foreshock_service.runs.events import StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}/changes", tags=["changes"])
@@ -51,7 +52,7 @@ class ChangePut(BaseModel):
     responses={200: {"model": ChangeRecord, "description": "It was announced before; the newer words hold"}},
 )
 def put_change(
-    run: runs.RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     step: parameters.StepPath,
     kind: changes.ChangeKind,
     body: ChangePut,
@@ -71,7 +72,7 @@ def put_change(
 
 @router.get("")
 def list_changes(
-    asked: runs.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
+    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[ChangeRecord]:
     """List changes by step: announced ones, and those of the setup that the rollouts name."""
     with asked.reading() as session:
@@ -96,7 +97,11 @@ def note_setup(session: Session, step: Step, setup: str) -> None:
 
 
 def announce_change(
-    session: Session, principal: security.Principal, key: StepKey, kind: changes.ChangeKind, body: ChangePut
+    session: Session,
+    principal: security.Principal,
+    key: StepKey,
+    kind: changes.ChangeKind,
+    body: ChangePut,
 ) -> tuple[ChangeRecord, bool]:
     """Store a change that the trainer announces, or its newer words; return it, and True if it is the first."""
     runs.lock_run(session, principal, key.run_id)
@@ -117,6 +122,7 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
 
 
 def changes_at(session: Session, run_id: str, step: int) -> list[ChangeRecord]:
+    """Return the changes at an active step."""
     return [each for each in _changes(session, run_id) if each.step == step]
 
 
@@ -133,9 +139,16 @@ def engine_of_newest_step(session: Session, run_id: str) -> Fingerprint | None:
 
 def rebaselined_steps(session: Session, run_id: str) -> list[int]:
     """Return the active steps at which baselines are reset, in order."""
-    table = AnnouncedChange
-    query = select(table.step).where(table.run_id == run_id, attempts.active_rows(session, run_id, table))
-    return list(session.scalars(query.distinct().order_by(table.step)))
+    ranges = attempts.ranges_of_run(session, run_id)
+    return list(session.scalars(_rebaselined(len(ranges)), {"run_id": run_id, **attempts.bounds_of(ranges)}))
+
+
+# Cached: it is executed at each step.
+@lru_cache(maxsize=256)
+def _rebaselined(ranges: int) -> Select[Any]:
+    active = attempts.in_bound_ranges(ranges, AnnouncedChange)
+    query = select(AnnouncedChange.step).where(AnnouncedChange.run_id == bindparam("run_id"), active)
+    return query.distinct().order_by(AnnouncedChange.step)
 
 
 def _changes(session: Session, run_id: str) -> list[ChangeRecord]:
@@ -170,8 +183,13 @@ def _observed(session: Session, run_id: str) -> list[ChangeRecord]:
 
 def _between(setups: dict[int, str], before: str, after: str) -> list[DifferenceRecord]:
     """Return the differences between the setups of two steps, given by number; empty if one only has more fields."""
-    old, new = ([setups[number] for number in _numbers(each)] for each in (before, after))
-    return [] if old == new else differences(list(map(json.loads, old)), list(map(json.loads, new)))
+    old, new = (tuple(setups[number] for number in _numbers(each)) for each in (before, after))
+    return [] if old == new else _differences(old, new)
+
+
+@lru_cache(maxsize=256)
+def _differences(before: tuple[str, ...], after: tuple[str, ...]) -> list[DifferenceRecord]:
+    return differences([json.loads(text) for text in before], [json.loads(text) for text in after])
 
 
 def differences(before: Sequence[Setup], after: Sequence[Setup]) -> list[DifferenceRecord]:

@@ -17,7 +17,7 @@ from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Checkpoint
-from foreshock_service.runs import attempts, runs
+from foreshock_service.runs import attempts, run_endpoints, runs
 
 router = parameters.api_router(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
 
@@ -58,7 +58,7 @@ class CheckpointPut(BaseModel):
     responses={200: {"model": CheckpointRecord, "description": "It was announced before; the newer words hold"}},
 )
 def put_checkpoint(
-    run: runs.RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     step: parameters.StepPath,
     body: CheckpointPut,
     context: Context,
@@ -75,8 +75,7 @@ def put_checkpoint(
         created = insert_if_absent(session, Checkpoint, row)
         if not created:
             upsert(session, Checkpoint, [row], ("run_id", "attempt", "step"))
-        if body.model_kind is not None:
-            runs.set_model_kind(session, locked, "derived_model_kind", body.model_kind)
+        runs.note_derived_model_kind(session, locked, body.model_kind)
         return created
 
     if not context.database.write(announce):
@@ -86,7 +85,7 @@ def put_checkpoint(
 
 @router.get("")
 def list_checkpoints(
-    asked: runs.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
+    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[CheckpointRecord]:
     """List announced checkpoints, by step."""
     with asked.reading() as session:

@@ -4,12 +4,12 @@ Every loop over runs, and every handler that derives something from a run's stor
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -22,13 +22,21 @@ from foreshock_service.runs.events import RunFailed
 _logger = logging.getLogger(__name__)
 
 
+class OfRun(Protocol):
+    """An event of a run."""
+
+    @property
+    def run_id(self) -> str: ...
+
+
+Event = TypeVar("Event", bound=OfRun)
 Found = TypeVar("Found")
 
 
-def isolated(events: EventBus, handler: Callable[[Session, Any], object]) -> Callable[[Session, Any], None]:
+def isolated(events: EventBus, handler: Callable[[Session, Event], object]) -> Callable[[Session, Event], None]:
     """Return a handler of events whose error does not undo what the publisher stores, such as an upload."""
 
-    def handle(session: Session, event: Any) -> None:
+    def handle(session: Session, event: Event) -> None:
         with isolated_part(session, events, event.run_id, "judge this run"):
             handler(session, event)
 
@@ -78,6 +86,21 @@ class RunIsolated:
         failed = RunFailed(self.run_id, error, self.work)
         self.database.write(lambda session: self.events.publish(session, failed))
         return True
+
+
+def for_each_run(
+    database: Database,
+    events: EventBus,
+    run_ids: Iterable[str],
+    run_one: Callable[[str], int | bool],
+    work: str = "judge this run",
+) -> int:
+    """Work on one run after the other, and return the sum of the results; the error of one run stops no other."""
+    done = 0
+    for run_id in run_ids:
+        with RunIsolated(database, events, run_id, work):
+            done += run_one(run_id)
+    return done
 
 
 def read_runs(

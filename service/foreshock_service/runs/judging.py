@@ -12,6 +12,7 @@ from typing import Any
 from foreshock import errors, lint
 from foreshock.api import steps
 from foreshock.lint.checks import sampling
+from foreshock.lint.checks.duplicates import prompts_of_step
 from foreshock.lint.checks.learning_signal import rewards_by_source
 from foreshock.model_kind import ModelKind
 
@@ -46,6 +47,8 @@ class StepVerdict:
     largest_surprisal: float
     sources: dict[str, tuple[int, float]]
     """The number and the sum of the rewards of each data source, if there are several."""
+    prompts: list[int]
+    """The least hashes of the prompts."""
 
 
 def judge_step(
@@ -78,8 +81,9 @@ def judge_step(
     if not counts or "entropy_of_trainer" in names or sampling.unreliable_surprisal(evidence, names):
         sums = sampling.SurprisalSums(0, 0.0, 0.0, 0.0, 0.0, 0, math.nan)
     return StepVerdict(
-        report, sums.tokens, sums.surprisal, sums.entropy, sums.variance, sums.largest, rewards_by_source(evidence)
-    )
+        report, sums.tokens, sums.surprisal, sums.entropy, sums.variance, sums.largest, rewards_by_source(evidence),
+        prompts_of_step(evidence),
+    )  # fmt: skip
 
 
 def judge_window(

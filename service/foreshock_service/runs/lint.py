@@ -24,7 +24,7 @@ from foreshock.severity import severity_rank
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, ShardLint, StepLint
-from foreshock_service.runs import attempts, due, events, findings, judging, runs, scalars, steps
+from foreshock_service.runs import attempts, due, events, findings, judging, run_endpoints, runs, scalars, steps
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["lint"])
 
@@ -41,7 +41,7 @@ class LintNotFound(problem.ProblemError, status=404, problem_type="lint-not-foun
 
 
 @router.get("/lint")
-def read_run_lint(asked: runs.RunToRead, attempt: parameters.ActiveOrAttempt = None) -> records.RunLintRecord:
+def read_run_lint(asked: run_endpoints.RunToRead, attempt: parameters.ActiveOrAttempt = None) -> records.RunLintRecord:
     """Return the warnings of the run's closed steps, with the first and the newest step of each."""
     with asked.reading() as session:
         return read_run(session, asked.principal, asked.run, attempt)
@@ -89,6 +89,7 @@ def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVe
         "report": _without_titles(to_json(verdict.report)),
         **{name: getattr(verdict, name) for name in _SUMS},
         "sources": verdict.sources or None,
+        "prompts": verdict.prompts or None,
     }
     upsert(session, StepLint, [row], _STEP_KEY)
     if again:
@@ -134,6 +135,13 @@ def rewards_by_source(
     query = select(StepLint.step, StepLint.sources).where(StepLint.run_id == run_id, active, within)
     rows = session.execute(query.order_by(StepLint.step))
     return {step: {name: (count, total) for name, (count, total) in found.items()} for step, found in rows if found}
+
+
+def prompts_by_step(session: Session, run_id: str, first: int) -> dict[int, list[int]]:
+    """Return the least hashes of the prompts of the active steps from `first` on that have some."""
+    active = attempts.active_rows(session, run_id, StepLint, first)
+    query = select(StepLint.step, StepLint.prompts).where(StepLint.run_id == run_id, active)
+    return {step: found for step, found in session.execute(query.order_by(StepLint.step)) if found}
 
 
 def fault_of_log_probs(session: Session, run_id: str, first: int, last: int) -> str:

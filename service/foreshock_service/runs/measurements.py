@@ -115,10 +115,12 @@ def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
 
 
 def has_measurement(session: Session, key: events.StepKey, comparison: str) -> bool:
+    """Return whether the step has statistics of this comparison, of any version."""
     return session.get(tables.MeasurementStatistics, (*key, comparison)) is not None
 
 
 def is_out_of_date(session: Session, key: events.StepKey) -> bool:
+    """Return whether statistics of the step are of another version than this release's."""
     versions = session.scalars(select(tables.MeasurementStatistics.statistics_version).filter_by(**key._asdict()))
     return any(version != STATISTICS_VERSION for version in versions)
 
@@ -134,6 +136,7 @@ def is_run_out_of_date(session: Session, run_id: str) -> bool:
 def read_statistics(
     session: Session, key: events.StepKey, comparison: str
 ) -> comparison_statistics.ComparisonStatistics:
+    """Return the folded statistics of a comparison at a step; raises as `stored_statistics`."""
     found = stored_statistics(session, key, comparison)
     return comparison_statistics.ComparisonStatistics.from_bytes(found.statistics)
 
@@ -179,7 +182,8 @@ def newest_steps(
     """Return up to `count` of each run's newest active steps with the comparison, in step order, in one query."""
     table, inner, later = tables.measurements.c, tables.measurements.alias(), aliased(tables.Attempt)
     end = select(func.min(later.resume_step)).where(
-        later.run_id == tables.Attempt.run_id, attempts.began_later(later, tables.Attempt)
+        later.run_id == tables.Attempt.run_id,
+        attempts.began_later(later, tables.Attempt),
     )
     newest = (
         select(inner.c.step)
@@ -188,7 +192,7 @@ def newest_steps(
             inner.c.attempt == tables.Attempt.attempt,
             inner.c.comparison == comparison,
             # Steps from the resume step of a later attempt on are superseded.
-            inner.c.step < func.coalesce(end.correlate(tables.Attempt).scalar_subquery(), attempts.NO_BOUND),
+            inner.c.step < func.coalesce(end.correlate(tables.Attempt).scalar_subquery(), attempts.BEYOND_EVERY_STEP),
         )
         .order_by(inner.c.step.desc())
         .limit(count)

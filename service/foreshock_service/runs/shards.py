@@ -11,8 +11,8 @@ if not, it is folded again. A late shard re-folds a closed step in the same way.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -42,11 +42,20 @@ _logger = logging.getLogger(__name__)
 PURGED = "tokens purged by retention"
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPart(ShardPart):
+    """The contribution of the shard with this number to one comparison of its step."""
+
+    shard: int = 0
+
+
 def find_shard(session: Session, key: events.StepKey, shard: int) -> Shard | None:
+    """Return the catalogue row of a shard; None if it was not uploaded."""
     return session.get(Shard, (*key, shard))
 
 
 def shards_of_step(session: Session, key: events.StepKey) -> Sequence[Shard]:
+    """Return the catalogue rows of a step's shards, in order."""
     return session.scalars(select(Shard).filter_by(**key._asdict()).order_by(Shard.shard)).all()
 
 
@@ -62,14 +71,14 @@ def shards_with_tokens(session: Session, key: events.StepKey) -> list[Shard]:
     return present
 
 
-def statistics_of_step(session: Session, key: events.StepKey) -> list[ShardPart]:
+def statistics_of_step(session: Session, key: events.StepKey) -> list[StoredPart]:
     """Return the statistics of a step's shards, by comparison and then in the order of shards."""
     own, whole = ShardStatistics, MeasurementStatistics
-    query = select(own.comparison, own.statistics_version, own.statistics, own.summaries)
+    query = select(own.comparison, own.statistics_version, own.statistics, own.summaries, own.shard)
     query = query.where(of_step(own, key)).order_by(own.comparison, own.shard)
-    parts = [ShardPart(*row) for row in session.execute(query)]
+    parts = [StoredPart(*row) for row in session.execute(query)]
     columns = (whole.comparison, whole.statistics_version, whole.statistics, whole.summaries)
-    return parts or [ShardPart(*row) for row in session.execute(_of_whole_step(key, *columns))]
+    return parts or [StoredPart(*row) for row in session.execute(_of_whole_step(key, *columns))]
 
 
 def shard_versions(session: Session, key: events.StepKey) -> ShardVersions:
@@ -101,12 +110,11 @@ def add_shard(session: Session, shard: Shard, measured: MeasuredShard, *, is_who
     lint.store_evidence(session, key, shard.shard, measured.lint)
 
 
-def replace_shards(session: Session, key: events.StepKey, measured: Iterable[tuple[int, MeasuredShard]]) -> None:
-    """Replace the statistics and the evidence of shards, by number, that were measured again."""
-    if runs.lock_run_for_background(session, key.run_id) is None:
-        return
+def replace_shards(session: Session, key: events.StepKey, measured: Sequence[tuple[int, MeasuredShard]]) -> None:
+    """Replace the statistics and the evidence of shards, by number, that were measured again. The run is locked."""
     for shard, found in measured:
-        session.execute(delete(ShardStatistics).filter_by(**key._asdict(), shard=shard))
+        own = delete(ShardStatistics).filter_by(**key._asdict(), shard=shard)
+        session.execute(own)
         insert_rows(session, ShardStatistics, _statistics_rows(key, shard, found))
         lint.store_evidence(session, key, shard, found.lint)
 
@@ -155,7 +163,12 @@ def bring_up_to_date(context: ServiceContext, key: events.StepKey) -> None:
                 "shard %s of step %s of run %s cannot be measured again", shard.shard, key.step, key.run_id
             )
             continue
-        context.database.write(partial(replace_shards, key=key, measured=[(shard.shard, measured)]))
+        context.database.write(partial(_replace, key, shard.shard, measured))
+
+
+def _replace(key: events.StepKey, shard: int, measured: MeasuredShard, session: Session) -> None:
+    if runs.lock_run_for_background(session, key.run_id) is not None:
+        replace_shards(session, key, [(shard, measured)])
 
 
 def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, again: bool = False) -> None:
@@ -173,11 +186,13 @@ def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, aga
 
 
 def mark_closed(step: Step) -> None:
+    """Mark the step as closed, with all received shards folded."""
     step.closed_at_us = step.closed_at_us or now_us()
     step.folded_shards = step.received_shards
 
 
 def grace_us(context: ServiceContext) -> int:
+    """Return how long a step waits for its other shards, in microseconds."""
     return int(context.settings.step_grace_seconds * 1e6)
 
 
@@ -197,7 +212,9 @@ def close_step(context: ServiceContext, key: events.StepKey) -> bool:
 
 def _fold(session: Session, key: events.StepKey) -> tuple[ShardVersions, FoldedStep]:
     """Return the fold of a step, and the shards that it was computed from."""
-    versions, measurements = shard_versions(session, key), fold_step(statistics_of_step(session, key))
+    parts = statistics_of_step(session, key)
+    versions = frozenset((part.shard, part.statistics_version) for part in parts)
+    measurements = fold_step(parts)
     for each in measurements:
         if each.from_sample:
             _logger.warning(

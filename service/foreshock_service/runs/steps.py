@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
@@ -14,7 +14,7 @@ from foreshock.diagnosis.wording import ranks_in_words
 from foreshock_service.platform import pagination, parameters, problem
 from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.database.tables import Run, Shard, Step
-from foreshock_service.runs import attempts, due, events, runs, shard_decoding
+from foreshock_service.runs import attempts, due, events, run_endpoints, shard_decoding
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
@@ -30,17 +30,17 @@ class ShardCountConflict(problem.ProblemError, status=409, problem_type="shard-c
 
 @router.get("")
 def list_steps(
-    asked: runs.RunToRead,
+    asked: run_endpoints.RunToRead,
     attempt: parameters.ActiveOrAttempt = None,
     cursor: pagination.Cursor = None,
     limit: pagination.Limit = 200,
 ) -> pagination.Page[StepRecord]:
     """List the steps of a run, in order."""
     with asked.reading() as session:
-        query = select(Step).where(Step.run_id == asked.run, attempts.rows_of_steps(session, asked.run, attempt, Step))
-        return pagination.page_of_query(
-            session, query, (Step.step,), cursor, limit, lambda rows: [_record(step) for (step,) in rows], rising=True
-        )
+        after = int(pagination.decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
+        # A forged cursor may have the largest number of 64 bits, which has no next one.
+        rows = steps_after(session, asked.run, attempt, min(after, parameters.LARGEST_STEP), limit + 1)
+    return pagination.page_of(rows, limit, lambda step: (step.step,))
 
 
 def steps_after(session: Session, run_id: str, attempt: int | None, after: int, limit: int) -> list[StepRecord]:
@@ -63,10 +63,12 @@ def _record(step: Step) -> StepRecord:
 
 
 def find_step(session: Session, key: events.StepKey) -> Step | None:
+    """Return the step; None if no shard of it was uploaded."""
     return session.get(Step, tuple(key))
 
 
 def is_closed(session: Session, key: events.StepKey) -> bool:
+    """Return whether the step exists and is closed."""
     return session.scalar(select(Step.closed_at_us).filter_by(**key._asdict())) is not None
 
 
@@ -79,14 +81,25 @@ def check_expected_shards(step: Step, shards: int) -> None:
         )
 
 
-def count_shard(session: Session, key: events.StepKey, shards: int, shard: shard_decoding.MeasuredShard) -> Step:
-    """Count a shard that is added in this transaction in its step, which the first one opens. The run is locked."""
-    now, step = now_us(), find_step(session, key)
-    if step is None:
-        counts = dict.fromkeys(("received_shards", "folded_shards", "rollouts", "tokens"), 0)
-        step = Step(**key._asdict(), **counts, expected_shards=shards, first_shard_at_us=now)
-        session.add(step)
-    check_expected_shards(step, shards)
+def open_step(session: Session, key: events.StepKey, shards: int) -> Step:
+    """Add a new step that has no shard yet."""
+    now = now_us()
+    step = Step(
+        **key._asdict(),
+        expected_shards=shards,
+        received_shards=0,
+        folded_shards=0,
+        rollouts=0,
+        tokens=0,
+        first_shard_at_us=now,
+        last_shard_at_us=now,
+    )
+    session.add(step)
+    return step
+
+
+def count_shard(step: Step, shard: shard_decoding.MeasuredShard) -> None:
+    """Count a shard that is added in this transaction, in its step. The run is locked."""
     step.received_shards += 1
     # The shard's tokens are stored, even if the step was purged before.
     step.tokens_purged_at_us = None
@@ -97,13 +110,30 @@ def count_shard(session: Session, key: events.StepKey, shards: int, shard: shard
         step.full_tokens += shard.tokens if shard.full_tokens is None else shard.full_tokens
     step.rollouts += shard.rollouts
     step.tokens += shard.tokens
-    step.last_shard_at_us = now
-    return step
+    step.last_shard_at_us = now_us()
 
 
 def mark_step(session: Session, key: events.StepKey) -> None:
     """Mark that the run is judged from this step on, which has closed or changed. A superseded step changes nothing."""
     due.mark(session, key.run_id, key.step if attempts.is_active(session, key) else None)
+
+
+# Built once: it is executed at each step. The partial index ix_steps_unfolded has the steps of the first condition.
+_WAITING = (
+    select(Step.run_id, Step.attempt, Step.step)
+    .where(Step.folded_shards < Step.received_shards)
+    .where(
+        (Step.received_shards >= Step.expected_shards)
+        | Step.closed_at_us.is_not(None)
+        | (Step.last_shard_at_us < bindparam("before_us"))
+        | (Step.last_shard_at_us > bindparam("after_us"))
+    )
+    .join(Run, Run.id == Step.run_id)
+    .where(Run.deleted_at_us.is_(None))
+    .order_by(Step.last_shard_at_us)
+)
+# An expression, so that SQLite reads the few rows of the index and not all steps of the run.
+_WAITING_OF_RUN = _WAITING.where(Step.run_id + "" == bindparam("run_id"))
 
 
 def waiting_steps(session: Session, grace_us: int, run_id: str | None = None) -> list[events.StepKey]:
@@ -112,15 +142,10 @@ def waiting_steps(session: Session, grace_us: int, run_id: str | None = None) ->
     Open steps that miss shards are returned only if their last shard arrived more than `grace_us` ago, or so far in the
     future: the clock has been set back since.
     """
-    now, arrived = now_us(), Step.last_shard_at_us
-    may_fold = (Step.received_shards >= Step.expected_shards) | Step.closed_at_us.is_not(None)
-    # The partial index ix_steps_unfolded has the steps of the first condition. Of a run, an expression, so that SQLite
-    # reads the few rows of the index and not all steps of the run.
-    of_run = () if run_id is None else (Step.run_id + "" == run_id,)
-    unfolded = (Step.folded_shards < Step.received_shards, Run.deleted_at_us.is_(None), *of_run)
-    query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id).where(*unfolded)
-    query = query.where(may_fold | (arrived < now - grace_us) | (arrived > now + grace_us))
-    return [events.StepKey(*row) for row in session.execute(query.order_by(arrived))]
+    now = now_us()
+    times = {"before_us": now - grace_us, "after_us": now + grace_us}
+    statement = _WAITING if run_id is None else _WAITING_OF_RUN
+    return [events.StepKey(*row) for row in session.execute(statement, {**times, "run_id": run_id})]
 
 
 def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:
@@ -148,6 +173,7 @@ def silent_ranks(session: Session, closed: Sequence[Step]) -> tuple[int, ...]:
 
 
 def count_closed(session: Session, run_id: str, attempt: int) -> int:
+    """Return the number of active closed steps of an attempt."""
     active = attempts.active_rows(session, run_id, Step)
     of_attempt = (Step.run_id == run_id, Step.attempt == attempt, Step.closed_at_us.is_not(None), active)
     return session.scalar(select(func.count()).where(*of_attempt)) or 0
@@ -196,6 +222,7 @@ def incomplete_step(step: Step | None) -> IncompleteStep | None:
 
 
 def with_shards(session: Session, key: events.StepKey, answer: Answer) -> Answer:
+    """Return the answer with a note of the shards that its step lacks."""
     return replace(answer, incomplete=incomplete_step(find_step(session, key)))
 
 

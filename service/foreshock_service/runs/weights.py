@@ -6,6 +6,7 @@ results of probes, reports belong to no job of a worker.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from fastapi import Request, status
@@ -22,7 +23,7 @@ from foreshock_service.platform import pagination, parameters, security, uploads
 from foreshock_service.platform.context import Context, EventBus, ServiceContext
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import WeightsReport
-from foreshock_service.runs import attempts, due, findings, runs, scalars, weights_reports
+from foreshock_service.runs import attempts, due, findings, run_endpoints, runs, scalars, weights_reports
 from foreshock_service.runs.events import StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["weights"])
@@ -37,12 +38,13 @@ FINDING_STEPS = 200
 _MOST_HISTORY_BYTES = 16 << 20
 """Most bytes of compressed announcements searched for a wrong tensor: 64 of a dense model, 6 of one with 100,000
 tensors."""
+_TRIES = 5
 _TRAINER, _VARIANT, _ENGINE = "trainer", "variant:", "engine:"
 
 
 @router.put("/steps/{step}/weights", status_code=status.HTTP_204_NO_CONTENT, openapi_extra=uploads.PARQUET_BODY)
 async def put_weights(
-    run: runs.RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     step: parameters.StepPath,
     request: Request,
     context: Context,
@@ -70,26 +72,21 @@ def _check_attempt(context: ServiceContext, principal: security.Principal, key: 
 def _ingest(context: ServiceContext, principal: security.Principal, key: StepKey, upload: uploads.Upload) -> None:
     """Store the reports and judge the engines of the step: outside the writer, as it may take seconds."""
     report = context.decoders.run(weights_reports.decode, upload.path)
-
-    def store(session: Session) -> None:
-        # The verdicts on earlier reports stay until the engines are judged again.
-        runs.lock_run(session, principal, key.run_id)
-        attempts.check_attempt(session, key.run_id, key.attempt)
-        common = {**key._asdict(), "engines": report.engines_in_all, "received_at_us": now_us()}
-        rows = [common | {"holder": holder, "report": said} for holder, said in report.holders.items()]
-        upsert(session, WeightsReport, rows, ("run_id", "step", "attempt", "holder"))
-
-    context.database.write(store)
-    with context.database.read() as session:
-        inputs = _inputs(session, key)
-    if inputs is not None:
+    context.database.write(partial(_store_reports, principal, key, report))
+    for _ in range(_TRIES):
+        with context.database.read() as session:
+            inputs = _inputs(session, key)
+        if inputs is None:
+            return
         judged = _judge(context, key, inputs)
-        context.database.write(lambda session: _store_verdicts(session, context.events, key, inputs.stamp, judged))
+        if context.database.write(partial(_store_verdicts, context.events, principal, key, inputs.stamp, judged)):
+            return
+    # Each of the reports that kept arriving is judged by the request that brought it.
 
 
 @router.get("/weights")
 def list_weights(
-    asked: runs.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
+    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[WeightsRecord]:
     """List what each engine held after each weight sync, as the notary found it, by step and engine."""
     table = WeightsReport
@@ -99,6 +96,17 @@ def list_weights(
             session, judged, (table.step, table.attempt, table.holder), cursor, limit,
             lambda rows: [_record(row) for (row,) in rows], rising=True,
         )  # fmt: skip
+
+
+def _store_reports(
+    principal: security.Principal, key: StepKey, report: weights_reports.Report, session: Session
+) -> None:
+    """Store the reports. The verdicts on earlier ones stay until the engines are judged again."""
+    runs.lock_run(session, principal, key.run_id)
+    attempts.check_attempt(session, key.run_id, key.attempt)
+    common = {**key._asdict(), "engines": report.engines_in_all, "received_at_us": now_us()}
+    rows = [common | {"holder": holder, "report": said} for holder, said in report.holders.items()]
+    upsert(session, WeightsReport, rows, ("run_id", "step", "attempt", "holder"))
 
 
 Stamp = frozenset[tuple[str, int]]
@@ -145,17 +153,22 @@ def _judge(context: ServiceContext, key: StepKey, inputs: _Inputs) -> dict[str, 
 
 
 def _store_verdicts(
-    session: Session, events: EventBus, key: StepKey, stamp: Stamp, judged: Mapping[str, weights_reports.Judged]
-) -> None:
+    events: EventBus,
+    principal: security.Principal,
+    key: StepKey,
+    stamp: Stamp,
+    judged: Mapping[str, weights_reports.Judged],
+    session: Session,
+) -> bool:
     """Store the verdicts on the engines of a step, and how many hold other weights, as scalars.
 
-    Stores nothing if a report arrived since they were read: its request judges them again.
+    False if a report arrived since they were read: its request judges them again.
     """
-    runs.lock_run(session, security.UNRESTRICTED, key.run_id)
+    runs.lock_run(session, principal, key.run_id)
     table = WeightsReport
     query = select(table.holder, table.received_at_us).filter_by(**key._asdict())
     if {(holder, at_us) for holder, at_us in session.execute(query)} != stamp:
-        return
+        return False
     of_step = [getattr(table, name) == value for name, value in key._asdict().items()]
     was_wrong = session.scalar(select(table.holder).where(*of_step, table.is_right.is_(False)).limit(1)) is not None
     for name, each in judged.items():
@@ -169,8 +182,8 @@ def _store_verdicts(
     old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
     session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
     counts: dict[str, float | None] = {ENGINES_OFF: float(off), "notary/engines": float(len(judged))}
-    body = scalars.ScalarsPut(source="notary", values=counts)
-    scalars.store_scalars(session, events, security.UNRESTRICTED, key, body)
+    scalars.store_scalars(session, events, principal, key, scalars.ScalarsPut(source="notary", values=counts))
+    return True
 
 
 def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[WeightsRecord]:

@@ -13,6 +13,7 @@ from foreshock import clock, comparisons
 from foreshock.api.diagnosis import Diagnosis, MissingData
 from foreshock.api.watch import STANDING
 from foreshock.diagnosis import lags, mismatch_rules
+from foreshock.diagnosis.beside_fall import newest_fall
 from foreshock.diagnosis.causes import REWARD_RULES
 from foreshock.diagnosis.course import FIRST_STEP, FIRST_STEPS
 from foreshock.diagnosis.diagnose import JUDGE_VERSION, diagnose
@@ -20,6 +21,7 @@ from foreshock.diagnosis.findings import PastFinding, ToldFindings, tell_finding
 from foreshock.diagnosis.history import NEWEST_STEPS, WINDOW_STEPS, AwaitedShards, History, PastAlert, SteppedValues
 from foreshock.diagnosis.largest_token import without_largest_token
 from foreshock.diagnosis.quantities import (
+    GRADIENT_NORM_KEY,
     LARGEST_D_KEY,
     LEARNING_RATE_KEY,
     MEAN_D_KEY,
@@ -39,6 +41,7 @@ from foreshock_service.runs import (
     diagnoses,
     lint,
     measurements,
+    run_endpoints,
     runs,
     scalars,
 )
@@ -71,7 +74,7 @@ router = parameters.api_router(prefix="/v1/runs/{run}/diagnosis", tags=["diagnos
 
 
 @router.get("")
-def read_diagnosis(asked: runs.RunToRead) -> Diagnosis:
+def read_diagnosis(asked: run_endpoints.RunToRead) -> Diagnosis:
     """Return the diagnosis of a run: verdict, headline, what happened in order, causes, what to do, what is missing."""
     with asked.reading() as session:
         return diagnosis_of_run(session, asked.run)
@@ -148,6 +151,8 @@ def history_of(session: Session, run_id: str) -> History:
     # Only the way back from a collapse reads the checkpoints; other diagnoses are spared the query.
     has_collapsed = any(each.is_open and each.rule == COLLAPSE_RULE for each in alerts)
     fall = min((each.onset for each in alerts if each.is_open and each.rule in REWARD_RULES), default=None)
+    resumes = [each.resume_step for each in attempts.attempts_of_run(session, run_id)[1:]]
+    over = newest_fall(alerts, min(reward.steps, default=0))
     return History(
         alerts=alerts,
         observed_step=observed,
@@ -162,6 +167,8 @@ def history_of(session: Session, run_id: str) -> History:
         reward=reward,
         evaluations=evaluations,
         rates=_rates(session, run, observed, fall),
+        gradients=_about_fall(session, run, GRADIENT_NORM_KEY, over.onset if fall is None and over else fall),
+        entropy=series["entropy_mean"],
         length=series["response_length_mean"],
         truncated=series["truncated_fraction"],
         finished_reward=series["finished_reward_mean"],
@@ -171,13 +178,14 @@ def history_of(session: Session, run_id: str) -> History:
             if values["num_rollouts"]
         ),
         sources=_sources(session, run_id, fall, reward, observed) if has_rollouts else {},
+        prompts=_prompts(session, run_id, resumes, of_steps[0][0]) if of_steps else {},
         causes=findings.causes,
         undeclared=findings.undeclared,
         unlogged=(*findings.unlogged, *remarks),
         awaited=_awaited(session, run_id, observed) if has_rollouts else (),
         model_kind=run.model_kind,
         checkpoints=checkpoints.announced_steps(session, run_id) if has_collapsed else (),
-        resumes=[each.resume_step for each in attempts.attempts_of_run(session, run_id)[1:]],
+        resumes=resumes,
         changes=changes.newest_changes(session, run_id, _MOST_CHANGES) if has_rollouts else (),
     )
 
@@ -241,21 +249,33 @@ def _sources(
     return lint.rewards_by_source(session, run_id, *of_fall)
 
 
+def _prompts(session: Session, run_id: str, resumes: Sequence[int], first: int) -> dict[int, list[int]]:
+    """Return the hashes of the prompts of the window's steps; of all steps if the run was resumed among these."""
+    return lint.prompts_by_step(session, run_id, 0 if any(each >= first for each in resumes) else first)
+
+
 def _rates(session: Session, run: tables.Run, observed: int | None, fall: int | None) -> SteppedValues:
     """Return the logged rates of the newest steps if the newest is 0, else those about a fall of the reward."""
     if observed is None:
         return SteppedValues()
+    if _logged(session, run, LEARNING_RATE_KEY, observed - _NEWEST_RATES + 1, observed).values[-1:] == [0.0]:
+        return _logged(session, run, LEARNING_RATE_KEY, observed - _EVALUATED_STEPS + 1, observed)
+    return _about_fall(session, run, LEARNING_RATE_KEY, fall)
+
+
+def _about_fall(session: Session, run: tables.Run, quantity: str, fall: int | None) -> SteppedValues:
+    """Return a quantity of the scalars about a fall of the reward; nothing without one."""
+    if fall is None:
+        return SteppedValues()
+    return _logged(session, run, quantity, fall - 2 * NEWEST_STEPS, fall + NEWEST_STEPS)
+
+
+def _logged(session: Session, run: tables.Run, quantity: str, first: int, last: int) -> SteppedValues:
     declared = run.scalar_names or {}
-    names = names_of((LEARNING_RATE_KEY,), declared)
-
-    def logged(first: int, last: int) -> SteppedValues:
-        read = scalars.scalars_of_active_steps(session, run.id, names, max(0, first), last)
-        rates = {step: quantities_of(values, declared, (LEARNING_RATE_KEY,)) for step, values in sorted(read.items())}
-        return _stepped((step, values.get(LEARNING_RATE_KEY)) for step, values in rates.items())
-
-    if logged(observed - _NEWEST_RATES + 1, observed).values[-1:] == [0.0]:
-        return logged(observed - _EVALUATED_STEPS + 1, observed)
-    return SteppedValues() if fall is None else logged(fall - 2 * NEWEST_STEPS, fall + NEWEST_STEPS)
+    names = names_of((quantity,), declared)
+    read = scalars.scalars_of_active_steps(session, run.id, names, max(0, first), last)
+    found = {step: quantities_of(values, declared, (quantity,)) for step, values in sorted(read.items())}
+    return _stepped((step, values.get(quantity)) for step, values in found.items())
 
 
 def _findings(session: Session, run_id: str, newest_steps: Sequence[int], *, has_entropy: bool) -> ToldFindings:

@@ -241,3 +241,13 @@ def test_an_announced_change_begins_the_long_levels_again() -> None:
 def test_rare_rewards_of_few_rollouts_do_not_collapse_by_chance(seed: int) -> None:
     curve = rollouts(np.full(1500, 0.1), 16, seed)
     assert [step for change, step in changes(curve) if step > 300] == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_reward_that_recovered_and_swings_again_is_no_second_collapse(seed: int) -> None:
+    """Prompts of other difficulty make waves that the definition alone calls a collapse each time."""
+    places = np.arange(200)
+    wave = np.clip(noisy(0.36 + 0.12 * np.sin(places / 6.0), 0.15, seed), 0.0, 1.0)
+    assert sum(change == "fired" for change, _ in changes(wave)) <= 1
+    ended = np.r_[wave[:150], np.clip(noisy(np.full(40, 0.02), 0.02, seed), 0.0, 1.0)]
+    assert changes(ended)[-1][0] == "fired"

@@ -39,6 +39,7 @@ def test_an_outage_is_dated_and_named_beside_a_healthy_mismatch() -> None:
         rewards([4, 11, 19, 30]),  # rewards that are 0 now and then
         rewards(range(10, 13), level=0.02, noise=0.02),  # rare rewards
         rewards(range(5, 10), count=15),
+        rewards([31], level=0.2, noise=0.06),  # so few rollouts are rewarded that none is so by chance
         SteppedValues(),
     ],
 )

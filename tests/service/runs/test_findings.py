@@ -70,9 +70,10 @@ def test_healthy_run_has_no_finding_and_its_steps_close_without_a_statement_for_
     assert any("step_lint" in each for each in statements)
     # Only the diagnosis reads them.
     assert not [each for each in statements if "findings" in each and not each.lstrip().startswith("SELECT")]
-    # The control loop asks which steps are faulty, the diagnosis what they show together.
+    # The control loop asks which steps are faulty, the diagnosis what they show together, and for their prompts.
     read = [each for each in statements if each.lstrip().startswith("SELECT") and "step_lint" in each]
-    assert all("step_lint.severity =" in each or "sum(step_lint.surprisal)" in each for each in read)
+    asked = ("step_lint.severity =", "sum(step_lint.surprisal)", "step_lint.prompts")
+    assert all(any(words in each for words in asked) for each in read)
 
 
 def test_cause_that_an_attribution_names_is_a_finding_with_its_share(http: httpx.Client, app: FastAPI) -> None:

@@ -105,12 +105,14 @@ def test_whole_run_test_warns_when_no_step_does(sender: Sender, http: httpx.Clie
     assert lint["whole_run"]["evidence"]["steps"] == 15
     assert "over 15 steps" in lint["whole_run"]["seen"]
     assert "over 15 steps" in http.get(f"/pages/runs/{sender.run}/semantics").text
-    (cause,) = sender.get("diagnosis").json()["causes"]
+    # The prompts of these batches are the same in each step.
+    (cause, repeated) = sender.get("diagnosis").json()["causes"]
+    assert repeated["title"] == "the same prompts are in each of the newest 15 steps"
     assert (cause["name"], cause["certainty"]) == ("raw_log_probs", "shown")
     declared = BatchAttributes(temperature=1.0, top_p=1.0, top_k=-1)
     send(sender, 16, replace(batch, attributes=declared))
     assert sender.get("lint").json()["whole_run"] is None
-    assert sender.get("diagnosis").json()["causes"] == []
+    assert [each["name"] for each in sender.get("diagnosis").json()["causes"]] == ["repeated_prompts"]
 
 
 def test_unchecked_step_has_no_lint(sender: Sender, http: httpx.Client, database: Database) -> None:

@@ -11,14 +11,13 @@ import importlib
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from foreshock import errors
 from foreshock.installing import install_command
 from foreshock.measures.passes import compiled
 from foreshock.rollouts import DecodeLimits
-from foreshock_service.platform.process import end_with_parent, spare_collections
+from foreshock_service.platform.process import end_with_parent, spare_collections, spare_pandas
 
 if TYPE_CHECKING:
     from foreshock_service.platform.settings import Settings
@@ -62,6 +61,7 @@ def prepare_process(token_pass: str, preload: Sequence[str]) -> None:
     # First, because the rest may take a minute.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
+    spare_pandas()
     import pyarrow as pa
 
     for module in preload:
@@ -74,18 +74,8 @@ def prepare_process(token_pass: str, preload: Sequence[str]) -> None:
 
 
 def report_token_pass() -> str:
+    """Return the pass of this process, once it is prepared."""
     return _token_pass
-
-
-@contextlib.contextmanager
-def memory_limit() -> Iterator[None]:
-    """Raise LimitExceededError if a decoder runs out of memory while it decodes an upload."""
-    try:
-        yield
-    except MemoryError as error:
-        raise errors.LimitExceededError(
-            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
-        ) from error
 
 
 def run_task(seconds: float, memory_bytes: int, task: Callable[[], Result]) -> tuple[Result, int]:

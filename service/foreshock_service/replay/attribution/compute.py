@@ -22,7 +22,12 @@ from foreshock.api.attribution import EnvironmentLinkRecord, EnvironmentRecord, 
 from foreshock.api.records import from_attributes
 from foreshock.environment import Environment, differences
 from foreshock.measures.comparison import compare
-from foreshock.measures.estimators.attribution import Attribution, attribute, environment_link, excess_over_environments
+from foreshock.measures.estimators.attribution import (
+    Attribution,
+    attribute,
+    environment_link,
+    excess_over_environments,
+)
 from foreshock.rollouts import RolloutBatch, arrays
 from foreshock_service.replay import files
 from foreshock_service.replay.files import PinnedRollouts, read_rollouts
@@ -138,10 +143,12 @@ def _environment_links(
 
 
 def environment_record(environment: Environment) -> EnvironmentRecord:
+    """Return an environment as a document names it."""
     return from_attributes(EnvironmentRecord, environment, words=environment.describe())
 
 
 def logged_scores(batch: RolloutBatch) -> dict[str, Values]:
+    """Return the scores that the run logged, [T]."""
     logged = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs}
     return {name: values for name, values in logged.items() if values is not None}
 

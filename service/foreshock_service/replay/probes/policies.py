@@ -4,7 +4,7 @@ import logging
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import and_, distinct, func, or_, select
+from sqlalchemy import ColumnElement, and_, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock import errors
@@ -16,7 +16,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.probes import jobs, schemas, service
-from foreshock_service.runs import events, runs
+from foreshock_service.runs import events, run_endpoints
 from foreshock_service.runs.attempts import active_attempt_of, active_rows, attempts_of_run
 from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.runs import get_run, lock_run
@@ -43,6 +43,7 @@ class ProbePolicyBody(BaseModel):
 
     @property
     def is_on(self) -> bool:
+        """Whether it probes any step."""
         return self.every_steps is not None or self.on_alerts
 
 
@@ -71,6 +72,22 @@ def policy_in_words(session: Session, principal: security.Principal, run_id: str
     if session.get(tables.ProbePolicy, run_id) is None:
         return None
     return f"Automatic probes are {'on' if read_policy(session, principal, run_id).state == 'active' else 'off'}."
+
+
+def set_policy(session: Session, principal: security.Principal, run_id: str, body: ProbePolicyBody) -> None:
+    """Set the run's policy. Raises RunNotFound, RunDeleted, UnknownScorer, ProbeNotPossible."""
+    service.check_scorers(schemas.ProbeCreate(step=0, scorers=body.scorers))
+    run = lock_run(session, principal, run_id)
+    stored, policy = session.get(tables.ProbePolicy, run_id), body.model_dump(mode="json")
+    before = stored.policy if stored is not None else None
+    if stored is None:
+        session.add(tables.ProbePolicy(run_id=run_id, policy=policy, changed_at_us=now_us()))
+    else:
+        stored.policy, stored.changed_at_us = policy, now_us()
+    audit.record(
+        session, principal, "probe-policy.set", run.id, project=run.project, run_id=run.id, before=before, after=policy
+    )
+    session.flush()
 
 
 def policy_of(session: Session, run_id: str) -> ProbePolicyBody:
@@ -116,17 +133,7 @@ def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[e
     room = UNFINISHED_AT_ONCE - (session.scalar(unfinished.where(tables.PolicyProbe.run_id == run_id, states)) or 0)
     if room <= 0:
         return []
-    checkpoint, step, now_us = tables.Checkpoint, tables.Checkpoint.step, engine.database_now_us(session)
-    closed = engine.of_step(tables.Step, checkpoint) & tables.Step.closed_at_us.is_not(None)
-    chosen = select(tables.PolicyProbe.step).where(engine.of_step(tables.PolicyProbe, checkpoint))
-    # Checkpoints of closed, active steps without an automatic probe.
-    possible = and_(
-        checkpoint.run_id == run_id,
-        active_rows(session, run_id, checkpoint),
-        or_(checkpoint.expires_at_us.is_(None), checkpoint.expires_at_us > now_us),
-        select(tables.Step.step).where(closed).exists(),
-        ~chosen.exists(),
-    )
+    step, possible = tables.Checkpoint.step, _possible(session, run_id, engine.database_now_us(session))
     due: list[events.StepKey] = []
     if policy.on_alerts:
         near = service.is_near_open_alert(run_id, step)
@@ -174,7 +181,7 @@ def _make(context: ServiceContext, key: events.StepKey, policy: ProbePolicyBody)
 
 @router.get("")
 def read_probe_policy(
-    run: runs.RunIdentifier, context: Context, principal: security.Reader
+    run: run_endpoints.RunIdentifier, context: Context, principal: security.Reader
 ) -> probes.ProbePolicyRecord:
     """Return which steps of the run are probed automatically."""
     with context.database.read() as session:
@@ -183,22 +190,24 @@ def read_probe_policy(
 
 @router.put("")
 def set_probe_policy(
-    run: runs.RunIdentifier, body: ProbePolicyBody, context: Context, principal: security.Administrator
+    run: run_endpoints.RunIdentifier, body: ProbePolicyBody, context: Context, principal: security.Administrator
 ) -> probes.ProbePolicyRecord:
     """Set which steps are probed automatically; fields left out get their defaults."""
-    service.check_scorers(schemas.ProbeCreate(step=0, scorers=body.scorers))
-    policy = body.model_dump(mode="json")
-
-    def store(session: Session) -> probes.ProbePolicyRecord:
-        found = lock_run(session, principal, run)
-        stored = session.get(tables.ProbePolicy, run)
-        before = None if stored is None else stored.policy
-        row = {"run_id": run, "policy": policy, "changed_at_us": now_us()}
-        engine.upsert(session, tables.ProbePolicy, [row], ("run_id",))
-        session.expire_all()
-        audit.record(
-            session, principal, "probe-policy.set", run, project=found.project, run_id=run, before=before, after=policy
-        )
+    context.database.write(lambda session: set_policy(session, principal, run, body))
+    with context.database.read() as session:
         return read_policy(session, principal, run)
 
-    return context.database.write(store)
+
+def _possible(session: Session, run_id: str, now_us: int) -> ColumnElement[bool]:
+    """Return the condition for checkpoints of closed, active steps without an automatic probe."""
+    closed = select(tables.Step.step).where(
+        engine.of_step(tables.Step, tables.Checkpoint), tables.Step.closed_at_us.is_not(None)
+    )
+    chosen = select(tables.PolicyProbe.step).where(engine.of_step(tables.PolicyProbe, tables.Checkpoint))
+    return and_(
+        tables.Checkpoint.run_id == run_id,
+        active_rows(session, run_id, tables.Checkpoint),
+        or_(tables.Checkpoint.expires_at_us.is_(None), tables.Checkpoint.expires_at_us > now_us),
+        closed.exists(),
+        ~chosen.exists(),
+    )

@@ -18,10 +18,11 @@ from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
 from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.intervals import Interval
-from foreshock_service.platform import parameters, problem
+from foreshock_service.platform import parameters, problem, security
+from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import of_step, upsert
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
-from foreshock_service.replay.leases import AskedLease, LeaseOfRequest
+from foreshock_service.replay.leases import LeaseIdentifier, LeaseToken, hold
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.runs import attempts, events, findings, weights
 from foreshock_service.runs.due import mark
@@ -65,7 +66,9 @@ class DocumentKind(Generic[Body]):
     pair: Callable[[Body], str] = lambda body: ""
     findings: runs.FindingSource | None = None
 
-    def store(self, asked: AskedLease, body: Body) -> None:
+    def store(
+        self, context: ServiceContext, principal: security.Principal, lease_id: str, token: int, body: Body
+    ) -> None:
         """Store the document of a leased job. Raises LeaseNotFound, LeaseLost, ResultNotAsked, InvalidRequest."""
         document = records.to_json(body)
         try:
@@ -74,17 +77,17 @@ class DocumentKind(Generic[Body]):
             raise problem.InvalidRequest(f"body: {error}") from error
 
         def store(session: Session) -> None:
-            _, job, probe = asked.hold(session)
+            _, job, probe = hold(session, principal, lease_id, token)
             if probe.kind != self.probe.name:
                 raise ResultNotAsked(f"the job is of a probe of the kind {probe.kind!r}, expected {self.probe.name!r}")
             why = self.check(body, job, probe)
             if why is not None:
                 raise ResultNotAsked(why)
             step = events.StepKey(probe.run_id, probe.attempt, probe.step)._asdict()
-            row = {"job_id": job.id, "token": asked.token, "kind": probe.kind, "pair": self.pair(body), **step}
+            row = {"job_id": job.id, "token": token, "kind": probe.kind, "pair": self.pair(body), **step}
             upsert(session, ProbeResult, [{**row, "document": document, "published_at_us": None}], ("job_id", "token"))
 
-        asked.context.database.write(store)
+        context.database.write(store)
 
     def publish(self, session: Session, job: ProbeJob, probe: Probe, token: int, now_us: int) -> None:
         """Publish the document of a try. Raises ResultIncomplete if it was not sent."""
@@ -104,20 +107,25 @@ class DocumentKind(Generic[Body]):
         return query.where(*of_kind).order_by(ProbeResult.published_at_us.desc(), ProbeResult.job_id)
 
     def of_step(
-        self, session: Session, key: events.StepKey, pair: str | None = None
-    ) -> tuple[dict[str, Any], list[tuple[ProbeResult, Probe]]]:
-        """Return the fields of the step, and the newest document of each pair or of one. Raises ResultNotFound."""
+        self, asked: attempts.AskedStep, pair: str | None = None
+    ) -> tuple[events.StepKey, list[tuple[ProbeResult, Probe]]]:
+        """Return the newest document of each pair (None: of all pairs) at a step.
+
+        Raises ResultNotFound, RunNotFound, RunDeleted.
+        """
         of_pair = () if pair is None else (ProbeResult.pair == pair,)
         found: dict[str, tuple[ProbeResult, Probe]] = {}
-        for row, probe in session.execute(self.published(of_step(ProbeResult, key), *of_pair).limit(_MOST_READ)):
-            found.setdefault(row.pair, (row, probe))
+        with asked.context.database.read() as session:
+            key = asked.key(session)
+            query = self.published(of_step(ProbeResult, key), *of_pair)
+            for row, probe in session.execute(query.limit(_MOST_READ)):
+                found.setdefault(row.pair, (row, probe))
         if not found:
             raise ResultNotFound(
                 f"no {self.noun} of step {key.step} of attempt {key.attempt} is done: request one with "
                 f"foreshock probe {key.run_id} {key.step} --{self.probe.name}"
             )
-        fields = {"run": key.run_id, "attempt": key.attempt, "step": key.step}
-        return fields, list(found.values())[:_MOST_PAIRS]
+        return key, list(found.values())[:_MOST_PAIRS]
 
 
 def _foreign_weights(fingerprints: Iterable[Mapping[str, Any]], probe: Probe) -> str | None:
@@ -200,10 +208,18 @@ def _check_report(body: doctor.DoctorReport, job: ProbeJob, probe: Probe) -> str
 
 
 EXACT = DocumentKind(
-    probe_kinds.EXACT, "comparison over the whole vocabulary", replays.ExactComparison, _check_exact, lambda it: it.pair
+    probe_kinds.EXACT,
+    "comparison over the whole vocabulary",
+    replays.ExactComparison,
+    _check_exact,
+    pair=lambda body: body.pair,
 )
 LAYERS = DocumentKind(
-    probe_kinds.LAYERS, "comparison by layer", layer_divergence.LayerComparison, _check_layers, lambda it: it.pair
+    probe_kinds.LAYERS,
+    "comparison by layer",
+    layer_divergence.LayerComparison,
+    _check_layers,
+    pair=lambda body: body.pair,
 )
 ROUTING = DocumentKind(
     probe_kinds.ROUTING,
@@ -220,8 +236,8 @@ DOCUMENTS: dict[str, DocumentKind[Any]] = {kind.probe.name: kind for kind in (EX
 
 
 def _add_put(kind: DocumentKind[Any]) -> None:
-    def put(asked: LeaseOfRequest, body: Any) -> None:
-        kind.store(asked, body)
+    def put(lease: LeaseIdentifier, token: LeaseToken, body: Any, context: Context, principal: security.Worker) -> None:
+        kind.store(context, principal, lease, token, body)
 
     put.__annotations__["body"] = kind.body
     router.put(
@@ -240,10 +256,10 @@ for each in DOCUMENTS.values():
 @router.get("/runs/{run}/steps/{step}/exact", tags=["exact divergences"])
 def read_exact(asked: attempts.StepOfRequest) -> replays.ExactStepRecord:
     """Return the exact divergences of the step's pairs; 404 `result-not-found` if none are published."""
+    key, _ = EXACT.of_step(asked)
     with asked.context.database.read() as session:
-        key = asked.key(session)
-        fields, _ = EXACT.of_step(session, key)
-        return replays.ExactStepRecord(**fields, items=tuple(exact_of_step(session, key)))
+        items = tuple(exact_of_step(session, key))
+    return replays.ExactStepRecord(**_step(key), items=items)
 
 
 def exact_of_step(session: Session, key: events.StepKey) -> list[replays.ExactRecord]:
@@ -283,10 +299,9 @@ def read_layers(
 
     404 `result-not-found`: none is done; request a probe of the kind `layers`.
     """
-    with asked.context.database.read() as session:
-        fields, found = LAYERS.of_step(session, asked.key(session), pair)
+    key, found = LAYERS.of_step(asked, pair)
     items = tuple(records.parse(layer_divergence.LayerComparison, row.document) for row, _ in found)
-    return LayersStepRecord(**fields, items=items)
+    return LayersStepRecord(**_step(key), items=items)
 
 
 class RoutingRecord(routing.RoutingComparison):
@@ -313,14 +328,17 @@ def read_routing(asked: attempts.StepOfRequest) -> RoutingStepRecord:
 
     404 `result-not-found`: none is done; request a probe of the kind `routing`.
     """
-    with asked.context.database.read() as session:
-        fields, found = ROUTING.of_step(session, asked.key(session))
+    key, found = ROUTING.of_step(asked)
     items = []
     for row, probe in found:
         made = {name: getattr(probe, name) for name in ("rollouts", "tokens", "from_sample")}
         published = {**row.document, **made, "published_at_us": row.published_at_us}
         items.append(records.parse(RoutingRecord, published))
-    return RoutingStepRecord(**fields, items=tuple(items))
+    return RoutingStepRecord(**_step(key), items=tuple(items))
+
+
+def _step(key: events.StepKey) -> dict[str, Any]:
+    return {"run": key.run_id, "attempt": key.attempt, "step": key.step}
 
 
 @router.get("/runs/{run}/steps/{step}/doctor", tags=["doctor"])
@@ -329,12 +347,13 @@ def read_report(asked: attempts.StepOfRequest) -> doctor.DoctorStepRecord:
 
     404 `result-not-found`: the step was not examined; request a probe of the kind `doctor`.
     """
+    _, found = DOCTOR.of_step(asked)
     with asked.context.database.read() as session:
-        _, found = DOCTOR.of_step(session, asked.key(session))
-        return _report_record(session, *found[0])
+        return report_record(session, *found[0])
 
 
-def _report_record(session: Session, row: ProbeResult, probe: Probe) -> doctor.DoctorStepRecord:
+def report_record(session: Session, row: ProbeResult, probe: Probe) -> doctor.DoctorStepRecord:
+    """Return a stored report as it is shown."""
     return doctor.DoctorStepRecord(
         run=row.run_id,
         attempt=row.attempt,
@@ -354,14 +373,15 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.Finding]:
         .order_by(None)
         .order_by(ProbeResult.step.desc(), ProbeResult.published_at_us.desc(), ProbeResult.job_id)
     )
-    causes: dict[int, list[findings.Finding]] = {}
+    reports: dict[int, tuple[Mapping[str, object], tuple[str, ...]]] = {}
     for row in session.scalars(query.limit(_MOST_STEPS)):
         key = events.StepKey(run_id, row.attempt, row.step)
-        if row.step not in causes and attempts.is_active(session, key):
-            checksums = weights.checksums_of_step(session, key)
-            report = records.parse(doctor.DoctorReport, row.document)
-            causes[row.step] = [_finding(cause, checksums) for cause in report.causes]
-    return findings.newest_of_steps(causes.items())
+        if attempts.is_active(session, key):
+            reports.setdefault(row.step, (row.document, weights.checksums_of_step(session, key)))
+    return findings.newest_of_steps(
+        (step, [_finding(cause, checksums) for cause in records.parse(doctor.DoctorReport, document).causes])
+        for step, (document, checksums) in reports.items()
+    )
 
 
 def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.Finding:
@@ -381,4 +401,4 @@ def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.Findin
 def newest_report(session: Session, *of: ColumnElement[bool]) -> doctor.DoctorStepRecord | None:
     """Return the newest published report for which these conditions on its row hold."""
     found = session.execute(DOCTOR.published(*of).limit(1)).first()
-    return None if found is None else _report_record(session, *found)
+    return None if found is None else report_record(session, *found)

@@ -5,7 +5,7 @@ try never count for the next one.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from fastapi import Query, Request, Response, status
@@ -15,16 +15,22 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from foreshock import scorers
-from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import RolloutBatch
-from foreshock_service.platform import parameters, problem, uploads
-from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.engine import table_of, upsert
+from foreshock_service.platform import parameters, problem, security, uploads
+from foreshock_service.platform.context import Context, ScoredShard, ServiceContext
+from foreshock_service.platform.database.engine import insert_if_absent, table_of, upsert
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Score, ScoreFile
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.store import removal, tokens
 from foreshock_service.replay import files
-from foreshock_service.replay.leases import AskedLease, LeaseOfRequest, UploadReceipt
+from foreshock_service.replay.leases import (
+    LeaseIdentifier,
+    LeaseToken,
+    UploadReceipt,
+    check_held,
+    find_lease,
+    hold,
+    is_completed,
+)
 from foreshock_service.replay.probes import environments, jobs, schemas, service
 from foreshock_service.replay.results import documents
 from foreshock_service.runs import attempts, events
@@ -48,32 +54,37 @@ class WrongFingerprint(problem.ProblemError, status=422, problem_type="wrong-fin
     openapi_extra=uploads.PARQUET_BODY,
 )
 async def put_scores(
-    asked: LeaseOfRequest,
+    lease: LeaseIdentifier,
+    token: LeaseToken,
     scorer: Annotated[schemas.ScorerName, Query()],
     request: Request,
+    context: Context,
+    principal: security.Worker,
     response: Response,
     variant: Annotated[schemas.VariantName, Query()] = "",
 ) -> UploadReceipt:
     """Store a scorer's log-probs: 201 if they are new, 200 for the same bytes, 409 for other bytes."""
-    context, key = asked.context, (scorer, variant)
-    await run_in_threadpool(_check_asked, asked, key)
+    key = (scorer, variant)
+    await run_in_threadpool(_check_asked, context, principal, lease, token, key)
     most_bytes = context.settings.max_body_bytes
     async with uploads.received_upload(request, context.uploads, context.store, most_bytes) as upload:
-        receipt = await context.uploads.run(_store, asked, key, upload)
+        receipt = await context.uploads.run(_store, context, principal, lease, token, key, upload)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt
 
 
-def _check_asked(asked: AskedLease, key: tuple[str, str]) -> None:
+def _check_asked(
+    context: ServiceContext, principal: security.Principal, lease_id: str, token: int, key: tuple[str, str]
+) -> None:
     """Check before the body is read. Raises LeaseNotFound, LeaseLost, ResultNotAsked."""
-    with asked.context.database.read() as session:
-        lease, job, _ = asked.find(session)
-        if not asked.has_completed(lease):
-            asked.check_held(lease, job)
-        wanted = _asked(job)
-    if key not in wanted:
-        names = ", ".join(scorers.score_name(*each) for each in wanted) or "no scores"
+    with context.database.read() as session:
+        lease, job, _ = find_lease(session, principal, lease_id)
+        if not is_completed(lease, token):
+            check_held(lease, job, token)
+        asked = _asked(job)
+    if key not in asked:
+        names = ", ".join(scorers.score_name(*each) for each in asked) or "no scores"
         raise documents.ResultNotAsked(f"this job requests {names}, got {scorers.score_name(*key)}")
 
 
@@ -82,75 +93,79 @@ def _asked(job: ProbeJob) -> list[tuple[str, str]]:
     return sorted((each["scorer"], each["variant"]) for each in jobs.scored_by(job))
 
 
-def _store(asked: AskedLease, key: tuple[str, str], upload: uploads.Upload) -> UploadReceipt:
+def _store(
+    context: ServiceContext,
+    principal: security.Principal,
+    lease_id: str,
+    token: int,
+    key: tuple[str, str],
+    upload: uploads.Upload,
+) -> UploadReceipt:
     """Store a received body as a file, once.
 
     Stores nothing and raises InvalidRolloutsError naming row and column, WrongFingerprint, ResultConflict or LeaseLost.
     """
-    context = asked.context
 
-    def stored(session: Session, job: ProbeJob) -> ScoreFile | None:
-        row = session.get(ScoreFile, (job.id, asked.token, *key))
+    def stored(session: Session, job: ProbeJob) -> UploadReceipt | None:
+        row = session.get(ScoreFile, (job.id, token, *key))
         if row is not None and row.digest != upload.digest:
             raise ResultConflict(f"{key[0]} has other bytes stored ({row.digest}): they are immutable")
-        return row
+        if row is None:
+            return None
+        return UploadReceipt(status="duplicate", digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
 
     with context.database.read() as session:
-        lease, job, probe = asked.find(session)
+        lease, job, probe = find_lease(session, principal, lease_id)
         if (known := stored(session, job)) is not None:
-            return _receipt(known, "duplicate")
-        asked.check_held(lease, job)
+            return known
+        check_held(lease, job, token)
         pinned = service.rollouts_of_probe(context, session, probe)
     file = tokens.score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
-    made = _check(context, upload, pinned, str(probe.checkpoint["digest"]), file)
+    checked = _check(context, upload, pinned, str(probe.checkpoint["digest"]), file)
 
-    def commit(session: Session) -> tuple[ScoreFile, bool]:
+    def commit(session: Session) -> UploadReceipt:
         """Add the catalogue row, unless this or another upload of the score was committed meanwhile."""
-        _, job, _ = asked.hold(session)
+        _, job, _ = hold(session, principal, lease_id, token)
         if (known := stored(session, job)) is not None:
-            return known, False
+            return known
         removal.check_not_taken(session, [file])
-        row = ScoreFile(
-            job_id=job.id,
-            token=asked.token,
-            scorer=key[0],
-            variant=key[1],
-            digest=upload.digest,
-            body_bytes=upload.size,
-            file=file,
-            rollouts=probe.rollouts,
-            tokens=probe.tokens,
-            fingerprint_digest=made.digest(),
-            fingerprint=made.to_dict(),
-        )
-        session.add(row)
-        return row, True
+        sizes = {"rollouts": checked.rollouts, "tokens": checked.tokens}
+        row = {
+            "job_id": job.id,
+            "token": token,
+            "scorer": key[0],
+            "variant": key[1],
+            "digest": upload.digest,
+            "body_bytes": upload.size,
+            "file": file,
+            **sizes,
+            "fingerprint_digest": checked.fingerprint.digest(),
+            "fingerprint": checked.fingerprint.to_dict(),
+        }
+        insert_if_absent(session, ScoreFile, row)
+        return UploadReceipt(status="stored", digest=upload.digest, **sizes)
 
-    row, is_new = uploads.commit_file(context.database, context.store, file, commit)
-    return _receipt(row, "stored" if is_new else "duplicate")
-
-
-def _receipt(row: ScoreFile, state: Literal["stored", "duplicate"]) -> UploadReceipt:
-    return UploadReceipt(status=state, digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
+    return uploads.commit_file(context.database, context.store, file, commit)
 
 
 def _check(
     context: ServiceContext, upload: uploads.Upload, pinned: files.PinnedRollouts, weights: str, file: str
-) -> Fingerprint:
+) -> files.CheckedFile:
     """Check the upload in a decoder process and move it into the store, as `file`."""
     temporary = context.store.temporary_file()
     try:
         with problem.present_file("the probe's rollouts"):
             limits = decode_limits(context.settings)
-            made = context.decoders.run(files.check_upload, upload.path, temporary, pinned, limits)
-        if made.weights_digest not in (None, weights):
+            checked = context.decoders.run(files.check_upload, upload.path, temporary, pinned, limits)
+        if checked.fingerprint.weights_digest not in (None, weights):
             raise WrongFingerprint(
-                f"its fingerprint has the weights {made.weights_digest}, expected {weights}, those of the probe"
+                f"its fingerprint has the weights {checked.fingerprint.weights_digest}, expected {weights}, "
+                "those of the probe"
             )
         context.store.publish(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
-    return made
+    return checked
 
 
 def publish_scores(session: Session, lease: Lease, job: ProbeJob, probe: Probe, now_us: int) -> bool:
@@ -201,16 +216,17 @@ def stored_score(session: Session, store: tokens.TokenStore, score: Score) -> fi
 
 
 def read_replayed_scores(
-    session: Session, store: tokens.TokenStore, step: tuple[str, int, int], batch: RolloutBatch
+    session: Session, store: tokens.TokenStore, shard: ScoredShard
 ) -> Mapping[str, NDArray[np.float32]]:
-    """Return each replayed score of the step by name, [T] as the batch's response tokens; NaN for unscored rollouts.
+    """Return each replayed score of the step by name, [T] as the shard's response tokens; NaN for unscored rollouts.
 
     Of scores in several environments it takes the one nearest to the run's own environment, as the attribution does.
     """
-    newest = newest_scores(session, key := events.StepKey(*step))
+    newest = newest_scores(session, events.StepKey(shard.run_id, shard.attempt, shard.step))
     scores = [found for score in newest if (found := stored_score(session, store, score)) is not None]
     if not scores:
         return {}
-    attempt = attempts.find_attempt(session, key.run_id, key.attempt)
-    run = environments.run_fingerprints(batch.attributes, attempt.fingerprint if attempt is not None else {})
-    return {each.name: files.read_aligned_scores(batch, each.file) for each in files.preferred_scores(scores, run)}
+    attempt = attempts.find_attempt(session, shard.run_id, shard.attempt)
+    run = environments.run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})
+    chosen = files.preferred_scores(scores, run)
+    return {score.name: files.read_aligned_scores(shard.batch, score.file) for score in chosen}

@@ -134,6 +134,16 @@ def test_full_queue_is_answered_with_retry_after(tmp_path: Path) -> None:
     assert outcomes == ["busy, retry after 1"] + ["done"] * 5
 
 
+def test_decoders_are_replaced_after_a_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foreshock_service.platform.decoding.pool.RECYCLE_AFTER", 2)
+    pool = DecoderPool(Settings(decode_processes=1, token_pass="numpy"), PRELOAD)
+    try:
+        processes = [pool.run(own_process) for _ in range(4)]
+    finally:
+        pool.close()
+    assert processes[0] == processes[1] != processes[2] == processes[3]
+
+
 def count_tokens(body: bytes) -> int:
     return decode_rollouts(body).num_tokens
 
@@ -200,6 +210,13 @@ def test_last_decoder_is_left_to_the_other_key_that_is_active() -> None:
     # A key that is alone has every decoder, as before.
     clock.now = 1000.0
     assert {turns.take("heavy"), turns.take("heavy")} == {"first", "second"}
+
+
+def test_old_use_is_forgotten() -> None:
+    turns = Turns(["a decoder"], clock := Clock())
+    turns.give(turns.take("a"), "a", 64.0)
+    clock.now = 360.0
+    assert turns._recent("a") == 1.0
 
 
 def test_whoever_waits_is_refused_once_it_is_closed() -> None:

@@ -89,7 +89,8 @@ class StepLint(base.RowOfStep, Base):
     """The lint's verdict on a closed step: its report, and the severity of each warning by its name.
 
     `severity` is the worst one, NULL if all are `info` or there are none. The sums of the surprisal test add up over
-    the steps of a run. `sources` has the number and the sum of the rewards of each data source, if there are several.
+    the steps of a run. `sources` has the number and the sum of the rewards of each data source, if there are several,
+    `prompts` the least hashes of the prompts.
     """
 
     __tablename__ = "step_lint"
@@ -104,6 +105,7 @@ class StepLint(base.RowOfStep, Base):
     surprisal_variance: Mapped[float]
     largest_surprisal: Mapped[float]
     sources: Mapped[dict[str, Any] | None]
+    prompts: Mapped[list[int] | None] = mapped_column(JsonColumn)
 
 
 class StoredFinding(Base):
