@@ -4,7 +4,7 @@ A rule that fires opens an alert, one that clears resolves it; alerts whose rule
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import Header, Path, Query, Response
 from sqlalchemy import Select, bindparam, func, select, union_all
@@ -33,7 +33,16 @@ class AlertFilter(NamedTuple):
     rules: tuple[str, ...] = ()
 
 
-_ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
+_Answer = Literal["acknowledge", "resolve"]
+_ANSWERS: Mapping[_Answer, tuple[AlertState, tuple[AlertState, ...], str]] = {
+    "acknowledge": (
+        "acknowledged",
+        ("resolved", "retracted"),
+        "an alert that is {} cannot be acknowledged; only open alerts can",
+    ),
+    "resolve": ("resolved", ("retracted",), "a {} alert cannot be resolved: with late data its rule does not fire"),
+}
+"""The state of an alert after a person's answer, and the states in which it cannot be answered so."""
 
 
 class AlertNotFound(problem.ProblemError, status=404, problem_type="alert-not-found"):
@@ -110,45 +119,22 @@ def standing_alerts(session: Session, run_id: str, rule: str) -> Sequence[Alert]
     return session.scalars(_STANDING, {"run_id": run_id, "rule": rule}).all()
 
 
-def acknowledge(session: Session, principal: security.Principal, run_id: str, alert_id: str) -> Alert:
-    """Mark the alert as seen by a person. Raises AlertConflict if it is resolved or retracted."""
-    run, alert = _locked(session, principal, run_id, alert_id)
-    if alert.state in ("resolved", "retracted"):
-        raise AlertConflict(f"an alert that is {alert.state} cannot be acknowledged; only open alerts can")
-    return _change(session, principal, run, alert, "acknowledged")
-
-
-def resolve(
-    session: Session, principal: security.Principal, run_id: str, alert_id: str, reason: str | None = None
+def answer(
+    session: Session, principal: security.Principal, run_id: str, alert_id: str, given: _Answer, reason: str = ""
 ) -> Alert:
-    """Resolve the alert, and log `reason`. Raises AlertConflict if it was retracted."""
-    run, alert = _locked(session, principal, run_id, alert_id)
-    if alert.state == "retracted":
-        raise AlertConflict("a retracted alert cannot be resolved: with late data its rule does not fire")
-    return _change(session, principal, run, alert, "resolved", reason)
-
-
-def _locked(session: Session, principal: security.Principal, run_id: str, alert_id: str) -> tuple[Run, Alert]:
+    """Acknowledge or resolve an alert, and log `reason`. Raises AlertNotFound, and AlertConflict if it has ended."""
     run = runs.lock_run(session, principal, run_id)
     alert = session.scalar(select(Alert).where(Alert.run_id == run_id, Alert.id == alert_id))
     if alert is None:
         raise AlertNotFound(f"the run has no alert {alert_id}")
-    return run, alert
-
-
-def _change(
-    session: Session,
-    principal: security.Principal,
-    run: Run,
-    alert: Alert,
-    state: AlertState,
-    reason: str | None = None,
-) -> Alert:
+    state, ended, refusal = _ANSWERS[given]
+    if alert.state in ended:
+        raise AlertConflict(refusal.format(alert.state))
     if alert.state != state:
         before = {"state": alert.state, "rule": alert.rule, "step": alert.step}
-        after = {"state": state} | ({"reason": reason} if reason is not None else {})
+        after = {"state": state} | ({"reason": reason} if reason else {})
         audit.record(
-            session, principal, _ACTIONS[state], alert.id,
+            session, principal, f"alert.{given}", alert.id,
             project=run.project, run_id=run.id, before=before, after=after,
         )  # fmt: skip
         change(session, alert, "operator", state=state)
@@ -209,43 +195,26 @@ def _changes(
     alert: Alert | None, fired: tuple[Event, int] | None, cleared_step: int | None, from_step: int
 ) -> dict[str, Any]:
     """Return the columns that change, with their new values."""
+    wanted: dict[str, Any] = {"cleared_step": cleared_step, "state": "open" if cleared_step is None else "resolved"}
+    if fired is not None:
+        event, attempt = fired
+        wanted |= {name: getattr(event, name) for name in _OF_EVENT} | {
+            "attempt": attempt, "evidence": dict(event.evidence),
+        }  # fmt: skip
     if alert is None:
-        assert fired is not None
-        state = "open" if cleared_step is None else "resolved"
-        return {**_columns(*fired), "cleared_step": cleared_step, "state": state}
+        return wanted
     if fired is None and alert.step >= from_step:
         return {} if alert.state == "retracted" else {"state": "retracted", "cleared_step": None}
-    wanted = {"cleared_step": cleared_step, "state": _state(alert, cleared_step)}
-    if fired is not None:
-        wanted |= _columns(*fired)
-    if wanted["state"] == "open" and alert.state in ("resolved", "retracted"):
+    # An alert that a person resolved stays resolved. One that the detector resolved opens again if it did not clear.
+    stays = alert.state in ("open", "acknowledged") or (alert.state == "resolved" and alert.changed_by != "detector")
+    if cleared_step is None and stays:
+        wanted["state"] = alert.state
+    elif wanted["state"] == "open":
         wanted["opened_at_us"] = now_us()
     return {name: value for name, value in wanted.items() if getattr(alert, name) != value}
 
 
-def _state(alert: Alert, cleared_step: int | None) -> str:
-    if alert.state == "retracted":
-        return "open" if cleared_step is None else "resolved"
-    if cleared_step is not None:
-        return "resolved"
-    # An alert that a person resolved stays resolved. One that the detector resolved opens again if it did not clear.
-    return "open" if alert.state == "resolved" and alert.changed_by == "detector" else alert.state
-
-
-def _columns(event: Event, attempt: int) -> dict[str, Any]:
-    return {
-        "attempt": attempt,
-        "rule": event.rule,
-        "step": event.step,
-        "severity": event.severity,
-        "value": event.value,
-        "threshold": event.threshold,
-        "why": event.why,
-        "what_to_do": event.what_to_do,
-        "moves_learning_rate": event.moves_learning_rate,
-        "evidence": dict(event.evidence),
-    }
-
+_OF_EVENT = ("rule", "step", "severity", "value", "threshold", "why", "what_to_do", "moves_learning_rate")
 
 # Each half reads a range of an index and no other alert of the run, however many attempts the run has. `step + 0` is
 # not indexed: with `step`, SQLite would use the index of steps for the second half.
@@ -312,7 +281,7 @@ async def list_alerts(
 
     With `wait` and If-None-Match the answer comes when an alert of the run has changed since that answer.
     """
-    await polls.until_changed(asked.principal, asked.run, lambda version: version.of_alerts, if_none_match, wait)
+    await polls.until_changed(asked.principal, asked.run, lambda version: version.alerts, if_none_match, wait)
 
     def answer() -> Response:
         with asked.reading() as session:
@@ -347,7 +316,7 @@ def acknowledge_alert(
 ) -> AlertRecord:
     """Mark the alert as seen by a person; 409 if it is resolved or retracted."""
     return context.database.write(
-        lambda session: from_attributes(AlertRecord, acknowledge(session, principal, run, alert))
+        lambda session: from_attributes(AlertRecord, answer(session, principal, run, alert, "acknowledge"))
     )
 
 
@@ -356,4 +325,6 @@ def resolve_alert(
     run: run_endpoints.RunIdentifier, alert: AlertIdentifier, context: Context, principal: security.Ingester
 ) -> AlertRecord:
     """Resolve the alert; the rule may fire again later, as a new alert."""
-    return context.database.write(lambda session: from_attributes(AlertRecord, resolve(session, principal, run, alert)))
+    return context.database.write(
+        lambda session: from_attributes(AlertRecord, answer(session, principal, run, alert, "resolve"))
+    )

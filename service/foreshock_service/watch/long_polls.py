@@ -9,8 +9,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request, Response, status
@@ -29,38 +28,30 @@ NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
     304: {"description": "The answer is still the one that If-None-Match names, after `wait` seconds"}
 }
 _logger = logging.getLogger(__name__)
+_IsOver = Callable[["RunVersion | None"], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class RunVersion:
-    """The versions whose change ends polls of a run: (attempt, revision) of the advice, and that of the alerts."""
+class RunVersion(NamedTuple):
+    """The versions whose change ends polls of a run, each as the entity tag of its answers begins."""
 
     project: str
     deleted_at_us: int | None
-    attempt: int
-    revision: int
-    alerts: int
-
-    @property
-    def of_advice(self) -> str:
-        """Return the version that begins the entity tag of the advice."""
-        return f"{self.attempt}-{self.revision}-{self.alerts}"
-
-    @property
-    def of_alerts(self) -> str:
-        """Return the version that begins the entity tag of the alerts."""
-        return str(self.alerts)
+    advice: str
+    """(attempt, revision) of the advice, and the version of the alerts."""
+    alerts: str
 
 
 def read_versions(session: Session, run_ids: Collection[str]) -> dict[str, RunVersion]:
     """Return the version of each of these runs that exists, deleted ones included, in one query."""
     # The subquery reads only the end of a range of an index.
-    alerts = select(func.max(Alert.version)).where(Alert.run_id == Run.id).scalar_subquery()
-    advice = (FoldedAdvice.attempt, FoldedAdvice.revision)
-    query = select(Run.id, Run.project, Run.deleted_at_us, *advice, alerts).where(Run.id.in_(run_ids))
-    query = query.outerjoin(FoldedAdvice, FoldedAdvice.run_id == Run.id)
+    newest = select(func.max(Alert.version)).where(Alert.run_id == Run.id).scalar_subquery()
+    columns = (Run.id, Run.project, Run.deleted_at_us, FoldedAdvice.attempt, FoldedAdvice.revision, newest)
+    query = select(*columns).outerjoin(FoldedAdvice, FoldedAdvice.run_id == Run.id).where(Run.id.in_(run_ids))
     # Before any decision the attempt is 1, as in `fold`.
-    return {row[0]: RunVersion(row[1], row[2], row[3] or 1, row[4] or 0, row[5] or 0) for row in session.execute(query)}
+    return {
+        run_id: RunVersion(project, deleted_at_us, f"{attempt or 1}-{revision or 0}-{alerts or 0}", str(alerts or 0))
+        for run_id, project, deleted_at_us, attempt, revision, alerts in session.execute(query)
+    }
 
 
 class LongPolls:
@@ -68,7 +59,7 @@ class LongPolls:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: defaultdict[str, set[_Waiter]] = defaultdict(set)
+        self._waiting: defaultdict[str, dict[asyncio.Event, _IsOver]] = defaultdict(dict)
         self._stopped = False
         self._task: asyncio.Task[None] | None = None
         # A thread of its own, so that a look never waits for the threads of requests.
@@ -86,8 +77,8 @@ class LongPolls:
         """End every present and future wait, because the service stops."""
         self._stopped = True
         for waiters in self._waiting.values():
-            for waiter in waiters:
-                waiter.woken.set()
+            for woken in waiters:
+                woken.set()
 
     async def stop(self) -> None:
         """End every wait and stop looking for changes."""
@@ -95,21 +86,6 @@ class LongPolls:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-    async def wait(self, run_id: str, is_over: Callable[[RunVersion | None], bool], seconds: float) -> None:
-        """Wait until the run's version satisfies `is_over`, the service stops, or `seconds` have passed."""
-        if self._stopped:
-            return
-        waiter = _Waiter(is_over, asyncio.Event())
-        self._waiting[run_id].add(waiter)
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await waiter.woken.wait()
-        finally:
-            self._waiting[run_id].discard(waiter)
-            if not self._waiting[run_id]:
-                del self._waiting[run_id]
 
     async def _look_again_and_again(self) -> None:
         while True:
@@ -123,9 +99,9 @@ class LongPolls:
                 _logger.exception("the versions of runs cannot be read; they are read again")
                 continue
             for run_id in run_ids:
-                for waiter in self._waiting.get(run_id, ()):
-                    if waiter.is_over(versions.get(run_id)):
-                        waiter.woken.set()
+                for woken, is_over in self._waiting.get(run_id, {}).items():
+                    if is_over(versions.get(run_id)):
+                        woken.set()
 
     def _read(self, run_ids: Collection[str]) -> dict[str, RunVersion]:
         with self._database.read() as session:
@@ -141,9 +117,10 @@ class LongPolls:
     ) -> None:
         """Wait until `if_none_match` does not name this part of the run's version, or the principal cannot see the run.
 
-        The periodic look checks both; a poll reads nothing itself before it waits.
+        At most so many seconds, and until the service stops. The periodic look checks both; a poll reads nothing itself
+        before it waits.
         """
-        if seconds <= 0 or if_none_match is None:
+        if seconds <= 0 or if_none_match is None or self._stopped:
             return
         known: str | None = None
 
@@ -155,13 +132,16 @@ class LongPolls:
                 known = part(now)
             return part(now) != known
 
-        await self.wait(run_id, is_over, seconds)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waiter:
-    is_over: Callable[[RunVersion | None], bool]
-    woken: asyncio.Event
+        woken = asyncio.Event()
+        self._waiting[run_id][woken] = is_over
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await woken.wait()
+        finally:
+            del self._waiting[run_id][woken]
+            if not self._waiting[run_id]:
+                del self._waiting[run_id]
 
 
 def tagged_response(version: str, model: BaseModel, if_none_match: str | None) -> Response:

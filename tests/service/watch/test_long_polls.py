@@ -26,7 +26,7 @@ def version_of(database: Database, run_id: str) -> RunVersion:
 
 async def wait_for_change(polls: LongPolls, run_id: str, known: RunVersion, seconds: float = 60) -> float:
     begin = time.monotonic()
-    await polls.wait(run_id, lambda now: now != known, seconds)
+    await polls.until_changed(UNRESTRICTED, run_id, lambda now: now.advice, f'"{known.advice}.0"', seconds)
     return time.monotonic() - begin
 
 
@@ -63,16 +63,15 @@ def test_a_look_is_one_query_however_many_wait(database: Database) -> None:
 
 def test_change_between_the_answer_and_the_next_poll_is_not_missed(database: Database) -> None:
     run = RecordedRun(database).begin()
-    known = version_of(database, run.run).of_advice
+    known = version_of(database, run.run)
     run.close_all({K3: [0.2] * 12}, range(1, 13))
 
     async def poll() -> float:
         polls = LongPolls(database)
         polls.start()
-        begin = time.monotonic()
-        await polls.until_changed(UNRESTRICTED, run.run, lambda now: now.of_advice, f'"{known}.0"', 60)
+        seconds = await wait_for_change(polls, run.run, known)
         await polls.stop()
-        return time.monotonic() - begin
+        return seconds
 
     assert asyncio.run(poll()) < 30
 
@@ -131,9 +130,9 @@ def test_polls_need_a_valid_key_that_sees_the_run(http: httpx.Client, app: FastA
 
 def test_poll_reads_nothing_by_itself_before_it_waits(database: Database) -> None:
     run = RecordedRun(database).begin()
-    known = version_of(database, run.run).of_advice
+    known = version_of(database, run.run)
     polls = LongPolls(database)  # which does not look
     statements: list[str] = []
     event.listen(database._read_engine, "before_cursor_execute", lambda *each: statements.append(each[2]))
-    asyncio.run(polls.until_changed(UNRESTRICTED, run.run, lambda now: now.of_advice, f'"{known}.0"', 0.1))
+    asyncio.run(wait_for_change(polls, run.run, known, 0.1))
     assert not statements

@@ -33,7 +33,7 @@ from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs import RunUpdate, get_run, id_of_key, update_run
 from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
 from foreshock_service.watch.advice.service import operate
-from foreshock_service.watch.alerts import AlertIdentifier, acknowledge, resolve
+from foreshock_service.watch.alerts import AlertIdentifier, answer
 
 # Pages are for people, so the OpenAPI document leaves them out.
 pages = APIRouter(route_class=sessions.PageRoute, include_in_schema=False)
@@ -134,7 +134,7 @@ def decide(
 def acknowledge_alert(
     run: RunIdentifier, alert: AlertIdentifier, context: Context, visitor: sessions.IngesterSession
 ) -> Response:
-    context.database.write(lambda session: acknowledge(session, visitor.principal, run, alert))
+    context.database.write(lambda session: answer(session, visitor.principal, run, alert, "acknowledge"))
     return back_to_run(context, visitor, run)
 
 
@@ -146,7 +146,7 @@ def resolve_alert(
     visitor: sessions.IngesterSession,
     reason: Annotated[parameters.Name, Form()],
 ) -> Response:
-    context.database.write(lambda session: resolve(session, visitor.principal, run, alert, reason))
+    context.database.write(lambda session: answer(session, visitor.principal, run, alert, "resolve", reason))
     return back_to_run(context, visitor, run)
 
 

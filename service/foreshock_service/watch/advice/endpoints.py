@@ -48,7 +48,7 @@ async def _changed(
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Read:
     """Wait for a change if the request asks for it; return the function that answers."""
-    await polls.until_changed(asked.principal, asked.run, lambda version: version.of_advice, if_none_match, wait)
+    await polls.until_changed(asked.principal, asked.run, lambda version: version.advice, if_none_match, wait)
 
     def read(answer_of: Callable[[service.Snapshot, int | None], BaseModel]) -> Response:
         with asked.context.database.read() as session:

@@ -10,13 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BindParameter, bindparam, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
 from foreshock.learning_rate import decisions, length_decay, reasons
-from foreshock.learning_rate.control_loop import LoopSettings, LoopState
 from foreshock.learning_rate.modes import AdviceMode, Author, BesideTheRate, Lever
 from foreshock.learning_rate.remedy import Remedy, decide_remedy, finding
 from foreshock_service.platform import audit, problem, security
@@ -77,7 +76,7 @@ class Snapshot:
             advised_scale=advised,
             schedule=state.schedule,
             points=list(length_decay.newest_points(state.points)),
-            control=_control(detectors.loop, self.configuration.loop),
+            control=self._control(),
             factor=state.factor,
             floor=state.floor,
             phase=state.phase(asked, warming),
@@ -89,7 +88,7 @@ class Snapshot:
             stale=step is not None and step - (-1 if observed is None else observed) > STALE_AFTER_STEPS,
             reason=reasons.advice_reason(state, detectors, self.configuration, mode, has_ended=has_ended),
             alerts=[schemas.AdviceAlertRead.model_validate(alert) for alert in self.opened],
-            want_weights_at_step=_wanted(self, asked),
+            want_weights_at_step=self._wanted(asked),
             applied=self.applied,
         )
 
@@ -109,6 +108,29 @@ class Snapshot:
             rollback=schemas.RollbackRead.model_validate(self._lever("rollback", asked)),
         )
 
+    def _control(self) -> schemas.ControlRead | None:
+        loop, settings = self.detectors.loop, self.configuration.loop
+        if not settings.enabled or (loop.static is None and loop.update is None):
+            return None
+        return schemas.ControlRead(
+            driven=loop.driven,
+            set_point=loop.set_point(settings),
+            static=loop.static,
+            update=loop.update,
+            update_set_point=loop.update_point(settings),
+            error=loop.error,
+            finding=finding(loop, settings),
+        )
+
+    def _wanted(self, step: int) -> int | None:
+        """Return the next step whose weights a probe needs: by the run's policy, more often during a critical alert."""
+        if self.run.state != "running":
+            return None
+        every = self.probed_every or WANT_WEIGHTS_EVERY
+        if any(alert.severity == "critical" for alert in self.opened):
+            every = min(every, WANT_WEIGHTS_EVERY_IN_ALARM)
+        return (step // every + 1) * every
+
     def _lever(self, name: BesideTheRate, step: int) -> dict[str, Any]:
         state = self.state.lever(name)
         return {
@@ -124,14 +146,18 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     """Return the run's snapshot. Raises RunNotFound and RunDeleted."""
     run = runs.get_run(session, principal, run_id)
     # Read first: advice newer than its entity tag ends the next poll at once, but older advice would be kept.
-    version = long_polls.read_versions(session, [run_id])[run_id].of_advice
+    version = long_polls.read_versions(session, [run_id])[run_id].advice
     state = state_of(session, run_id)
     opened = list(alerts.open_alerts(session, run_id))
     detectors, configuration = states.newest_state(session, run_id), history.watched_as(session, run).configuration
-    applied = _applied(session, run_id, state.attempt)
+    of_attempt = {"run_id": run_id, "attempt": state.attempt}
+    done = tables.AdviceAcknowledgement
+    newest = session.scalar(select(done).filter_by(**of_attempt).order_by(done.step.desc()).limit(1))
+    applied = None if newest is None else schemas.AppliedRead.model_validate(newest)
+    reports = session.scalars(select(tables.LeverAcknowledgement).filter_by(**of_attempt))
+    reported = {row.lever: schemas.LeverAppliedRead.model_validate(row) for row in reports}
     policy = session.get(tables.ProbePolicy, run_id)
     probed_every = None if policy is None else policy.policy["every_steps"]
-    reported = _reported(session, run_id, state.attempt)
     found = Remedy()
     if run.state not in runs.ENDED:
         found = decide_remedy(remedies.situation_of(session, run, state, detectors, configuration.loop))
@@ -175,11 +201,6 @@ def reporting(
     return newest, attempt
 
 
-def _reported(session: Session, run_id: str, attempt: int) -> dict[str, schemas.LeverAppliedRead]:
-    query = select(tables.LeverAcknowledgement).filter_by(run_id=run_id, attempt=attempt)
-    return {row.lever: schemas.LeverAppliedRead.model_validate(row) for row in session.scalars(query)}
-
-
 def operate(
     session: Session, principal: security.Principal, run_id: str, body: schemas.OperatorDecisionCreate
 ) -> schemas.AdviceOfLeversRead:
@@ -210,37 +231,6 @@ def _in_force(state: decisions.AdviceState, lever: Lever, step: int) -> dict[str
         return {"scale": state.scale(step)}
     value = state.lever(lever).advised(step)
     return {lever: None if value is None else dataclasses.asdict(value)}
-
-
-def _applied(session: Session, run_id: str, attempt: int) -> schemas.AppliedRead | None:
-    table = tables.AdviceAcknowledgement
-    query = select(table).where(table.run_id == run_id, table.attempt == attempt).order_by(table.step.desc())
-    newest = session.scalar(query.limit(1))
-    return None if newest is None else schemas.AppliedRead.model_validate(newest)
-
-
-def _control(loop: LoopState, settings: LoopSettings) -> schemas.ControlRead | None:
-    if not settings.enabled or (loop.static is None and loop.update is None):
-        return None
-    return schemas.ControlRead(
-        driven=loop.driven,
-        set_point=loop.set_point(settings),
-        static=loop.static,
-        update=loop.update,
-        update_set_point=loop.update_point(settings),
-        error=loop.error,
-        finding=finding(loop, settings),
-    )
-
-
-def _wanted(known: Snapshot, step: int) -> int | None:
-    """Return the next step whose weights a probe needs: by the run's policy, more often during a critical alert."""
-    if known.run.state != "running":
-        return None
-    every = known.probed_every or WANT_WEIGHTS_EVERY
-    if any(alert.severity == "critical" for alert in known.opened):
-        every = min(every, WANT_WEIGHTS_EVERY_IN_ALARM)
-    return (step // every + 1) * every
 
 
 def decide_after_detection(session: Session, derived: derivation.DetectionDerived) -> None:
@@ -303,34 +293,15 @@ def observation_of(session: Session, run_id: str, state: decisions.AdviceState) 
     )
 
 
-# Built once, because they are executed at each step.
-_RUN: BindParameter[str] = bindparam("run_id")
-_ATTEMPT: BindParameter[int] = bindparam("attempt")
-_LOG = (
-    select(tables.AdviceDecision.decision)
-    .where(tables.AdviceDecision.run_id == _RUN)
-    .order_by(tables.AdviceDecision.revision)
-)
-_STATE = select(tables.FoldedAdvice.state, tables.FoldedAdvice.earlier_points).where(tables.FoldedAdvice.run_id == _RUN)
-_TRAINER_STEPS = select(
-    select(func.max(tables.AdviceAcknowledgement.step))
-    .where(tables.AdviceAcknowledgement.run_id == _RUN, tables.AdviceAcknowledgement.attempt == _ATTEMPT)
-    .scalar_subquery(),
-    select(tables.TrainerProgress.polled_step)
-    .where(tables.TrainerProgress.run_id == _RUN, tables.TrainerProgress.attempt == _ATTEMPT)
-    .scalar_subquery(),
-)
-
-
 def state_of(session: Session, run_id: str) -> decisions.AdviceState:
     """Return the state of the run's advice. One that cannot be read is folded from the log of decisions."""
-    stored = session.execute(_STATE, {"run_id": run_id}).first()
+    table = tables.FoldedAdvice
+    stored = session.execute(select(table.state, table.earlier_points).filter_by(run_id=run_id)).first()
     if stored is None:
         return decisions.AdviceState()
     try:
-        return decisions.AdviceState.from_json(
-            {**stored.state, "points": [*stored.earlier_points, *stored.state["points"]]}
-        )
+        points = [*stored.earlier_points, *stored.state["points"]]
+        return decisions.AdviceState.from_json({**stored.state, "points": points})
     except Exception:
         _logger.warning("the state of the advice of run %s is of another release; it is folded again", run_id)
         return decisions.fold(log_of(session, run_id))
@@ -338,7 +309,9 @@ def state_of(session: Session, run_id: str) -> decisions.AdviceState:
 
 def log_of(session: Session, run_id: str) -> list[decisions.Decision]:
     """Return the run's decisions in order of revision."""
-    return [decisions.Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
+    table = tables.AdviceDecision
+    made = select(table.decision).where(table.run_id == run_id).order_by(table.revision)
+    return [decisions.Decision.from_json(decision) for decision in session.scalars(made)]
 
 
 def append(
@@ -380,5 +353,6 @@ def newest_version(session: Session, run_id: str) -> tuple[int, int]:
 
 def _trainer_step(session: Session, run_id: str, attempt: int) -> int:
     """Return the newest step that a trainer of this attempt followed or acknowledged; −1 before any."""
-    steps = session.execute(_TRAINER_STEPS, {"run_id": run_id, "attempt": attempt}).one()
-    return max(-1 if step is None else step for step in steps)
+    followed, done = tables.TrainerProgress.polled_step, func.max(tables.AdviceAcknowledgement.step)
+    found = [session.scalar(select(each).filter_by(run_id=run_id, attempt=attempt)) for each in (followed, done)]
+    return max(-1 if step is None else step for step in found)

@@ -89,7 +89,7 @@ def test_alert_from_before_the_replayed_steps_clears(recorded: RecordedRun) -> N
 def test_alert_resolved_by_a_person_stays_resolved_after_a_replay(recorded: RecordedRun) -> None:
     recorded.close_all({K3: [0.2] * 6}, range(1, 7))
     alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
-    recorded.database.write(lambda session: alerts.resolve(session, UNRESTRICTED, recorded.run, alert.id))
+    recorded.database.write(lambda session: alerts.answer(session, UNRESTRICTED, recorded.run, alert.id, "resolve"))
     recorded.close(2, {K3: 0.3})
     assert recorded.states()[("mismatch_critical", 5)] == "resolved"
 
