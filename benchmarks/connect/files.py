@@ -26,9 +26,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.bars import Line
 from foreshock.commands.import_dumps import chosen_format, read_options, sampling_attributes
-from foreshock.commands.import_rollouts import command, find_recording, read_shard
+from foreshock.commands.import_rollouts import command
 from foreshock.errors import ForeshockError
 from foreshock.importers import find_dumps
+from foreshock.importers.recordings import find_recording, read_recorded
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 
 DUMPS = Path(__file__).parents[2] / "tests" / "foreshock" / "importers" / "dumps"
@@ -62,16 +63,16 @@ def read_as_import(words: Sequence[Path | str]) -> tuple[list[RolloutBatch], lis
     parser = argparse.ArgumentParser()
     command.configure(parser)
     arguments = parser.parse_args([*map(str, words), "--run-key", "files", "--allow-pickle"])
-    attributes = sampling_attributes(arguments)
     kind, notes = chosen_format(arguments), list[str]()
+    options, read = read_options(arguments, sampling_attributes(arguments)), read_recorded
     if kind is not None:
-        steps = [kind.read(dump, read_options(arguments, attributes))
-                 for dump in find_dumps(kind.name, arguments.paths[0])]  # fmt: skip
-        return [batch for step in steps for batch in step.batches], [note for step in steps for note in step.notes]
-    renamed = dict(arguments.map)
-    found = find_recording(arguments.paths, step=arguments.step, renamed=renamed)
-    notes += [f"not read: {path.name}" for path in found.unread]
-    return [read_shard(each, attributes, note=notes.append, renamed=renamed) for each in found.shards], notes
+        dumps, read = find_dumps(kind.name, arguments.paths[0]), kind.read
+    else:
+        found = find_recording(arguments.paths, step=arguments.step, options=options)
+        dumps, notes = [*found.dumps], [f"not read: {path.name}" for path in found.unread]
+    steps = [read(dump, options) for dump in dumps]
+    notes += [note for step in steps for note in (*step.notes, *(sentence for _, sentence in step.left_out))]
+    return [batch for step in steps for batch in step.batches], notes
 
 
 def outcome(file: File, folder: Path) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from foreshock.commands.queries import closing_import, losses_of, refuse_losses,
 from foreshock.diagnosis.quantities import recognised
 from foreshock.diagnosis.wording import names_read, plural
 from foreshock.errors import ConfigurationError, Rejected, RolloutsError
-from foreshock.importers import FORMATS, Dump, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
+from foreshock.importers import FORMATS, Dump, DumpFormat, ImportedStep, ReadOptions, formats_of
 from foreshock.importers.texts import lacks_tokens
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 
@@ -52,7 +52,8 @@ def add_format_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
 
 
 def read_options(arguments: argparse.Namespace, attributes: BatchAttributes) -> ReadOptions:
-    return ReadOptions(arguments.allow_pickle, arguments.reward_key, attributes)
+    renamed = dict(getattr(arguments, "map", ()))
+    return ReadOptions(arguments.allow_pickle, arguments.reward_key, attributes, renamed=renamed)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +101,7 @@ def import_dumps(
     client: Client,
     reader: Reader,
     kind: DumpFormat,
-    attributes: BatchAttributes,
+    options: ReadOptions,
     arguments: argparse.Namespace,
     start: Callable[[], None],
 ) -> int:
@@ -108,7 +109,7 @@ def import_dumps(
 
     `start` starts its run: with --follow at once, else after the first dump was read.
     """
-    importing = _Importing(client, kind, read_options(arguments, attributes), arguments, start)
+    importing = _Importing(client, kind, options, arguments, start)
     try:
         with closing_import(client, reader, unfinished=arguments.unfinished):
             status = importing.follow() if arguments.follow else importing.once()
@@ -142,11 +143,8 @@ class _Importing:
         self.path: Path = self.arguments.paths[0]
 
     def once(self) -> int:
-        """Import all finished dumps that are there.
-
-        Raises RolloutsError for the first one that is invalid, and ConfigurationError if there is none.
-        """
-        for dump in find_dumps(self.kind.name, self.path):
+        """Import the finished dumps. Raises RolloutsError if one is invalid, ConfigurationError if none is finished."""
+        for dump in self.kind.find(self.path):
             if dump.finished is False:
                 self._remark(
                     f"step {dump.step} is not finished (no STABLE file) and was left out; use --follow to wait"

@@ -8,7 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
 from itertools import groupby
 from pathlib import Path
@@ -16,13 +16,13 @@ from pathlib import Path
 from foreshock.api.steps import LintWarningRecord
 from foreshock.commands import import_dumps
 from foreshock.commands.command import Command, add_fail_on, exit_status
-from foreshock.commands.import_rollouts import ShardFile, find_recording, read_shard
 from foreshock.commands.option_types import STEP
 from foreshock.commands.text import STYLES, Paint, Progress, count, number, wrap
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, RolloutsError
 from foreshock.healthy_ranges import Verdict, required_range, verdict_of
 from foreshock.importers import Dump, find_dumps
+from foreshock.importers.recordings import find_recording, read_recorded
 from foreshock.json_values import finite_or_none
 from foreshock.lint import LintEvidence, LintReport, collect_evidence, run_checks
 from foreshock.lint.checks.pairs import Pairs
@@ -178,23 +178,21 @@ _Part = tuple[int, Path, Callable[[], Sequence[RolloutBatch]]]
 
 def _parts(arguments: argparse.Namespace) -> list[_Part]:
     """Return the parts of the files. Raises ConfigurationError and OSError."""
-    attributes, kind = import_dumps.sampling_attributes(arguments), import_dumps.chosen_format(arguments)
+    options = import_dumps.read_options(arguments, import_dumps.sampling_attributes(arguments))
+    kind, note = import_dumps.chosen_format(arguments), cache(partial(print, file=sys.stderr))
     if kind is None:
-
-        def read_file(file: ShardFile) -> list[RolloutBatch]:
-            return [read_shard(file, attributes, check_values=False)]
-
-        shards = find_recording(arguments.paths, step=arguments.step).shards
-        return [(each.step, each.path, partial(read_file, each)) for each in shards]
-    options, note = import_dumps.read_options(arguments, attributes), cache(partial(print, file=sys.stderr))
+        options, found = replace(options, check_values=False), find_recording(arguments.paths, step=arguments.step)
+        dumps = [Dump(each.step, (file,)) for each in found.dumps for file in each.files]
+    else:
+        dumps = find_dumps(kind.name, arguments.paths[0])
 
     def read(dump: Dump) -> Sequence[RolloutBatch]:
-        found = kind.read(dump, options)
-        for each in found.notes:
+        found = (read_recorded if kind is None else kind.read)(dump, options)
+        for each in (*found.notes, *(sentence for _, sentence in found.left_out if kind is None)):
             note(f"note: {each}")
         return found.batches
 
-    return [(dump.step, dump.files[0], partial(read, dump)) for dump in find_dumps(kind.name, arguments.paths[0])]
+    return [(dump.step, dump.files[0], partial(read, dump)) for dump in dumps]
 
 
 def _checked(parts: Sequence[_Part], unreadable: list[dict[str, str]]) -> Iterator[CheckedStep]:

@@ -4,14 +4,12 @@ from pathlib import Path
 
 from foreshock.errors import ConfigurationError
 from foreshock.importers import nemo_rl, prime_rl, skyrl, slime
-from foreshock.importers.dumps import Dump, DumpFormat, ImportedStep, ReadOptions
+from foreshock.importers.dumps import METRICS_ONLY, Dump, DumpFormat, ImportedStep, ReadOptions
 
-__all__ = ["FORMATS", "METRICS_ONLY", "Dump", "DumpFormat", "ImportedStep", "ReadOptions", "find_dumps", "formats_of"]
+__all__ = ["FORMATS", "Dump", "DumpFormat", "ImportedStep", "ReadOptions", "find_dumps", "formats_of"]
 
 FORMATS: dict[str, DumpFormat] = {each.FORMAT.name: each.FORMAT for each in (prime_rl, nemo_rl, slime, skyrl)}
 """The formats by the value of `foreshock import --format`."""
-
-METRICS_ONLY = "; a log with metrics only is read by `foreshock backtest`"
 
 
 def find_dumps(name: str, path: Path) -> list[Dump]:

@@ -13,6 +13,8 @@ from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.rollout_files import filled_lines
 from foreshock.rollouts.schema import DecodeLimits
 
+METRICS_ONLY = "; a log with metrics only is read by `foreshock backtest`"
+
 
 @dataclass(frozen=True, slots=True)
 class Dump:
@@ -46,13 +48,16 @@ class ImportedStep:
 class ReadOptions:
     """Options of reading.
 
-    `allow_pickle` permits formats that are pickles. `reward_key` is the entry of rewards that are mappings.
+    `allow_pickle` permits formats that are pickles. `reward_key` is the entry of rewards that are mappings. `renamed`
+    has columns of the rollout table by the files' own names. Without `check_values` only shapes are checked.
     """
 
     allow_pickle: bool = False
     reward_key: str | None = None
     attributes: BatchAttributes = field(default_factory=BatchAttributes)
     limits: DecodeLimits = field(default_factory=DecodeLimits)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    check_values: bool = True
 
     def attributes_or(self, **defaults: Any) -> BatchAttributes:
         """Return the attributes, with these defaults for those that the user did not give."""
@@ -66,7 +71,7 @@ class DumpFormat:
 
     Args:
         name: the value of `foreshock import --format`.
-        framework: the trainer's name for the description of the run.
+        framework: the trainer's name for the description of the run; empty: any.
         layout: the files, in words, for error messages.
         find: returns the dumps at or below a path by step; none if there are no files of this format.
         read: reads a finished dump. Raises RolloutsError naming file, line or row, and field.

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from foreshock.api.doctor import DoctorStepRecord
@@ -14,16 +15,17 @@ from foreshock.api.records import to_json
 from foreshock.api.runs import RunRecord
 from foreshock.client.reader import Reader
 from foreshock.commands.command import add_project_option, add_service_options, connect
-from foreshock.commands.import_rollouts import find_recording, read_shard
 from foreshock.commands.option_types import COUNT, STEP, real, whole
 from foreshock.commands.probe import probe_lines, wait_for_probe
 from foreshock.commands.queries import find_run
 from foreshock.doctor import Budget, CannotTryError, examine, lines_of_differences, report_lines
 from foreshock.doctor.findings import record_lines
 from foreshock.errors import ConfigurationError, did_you_mean
+from foreshock.importers.recordings import find_recording
 from foreshock.probe_kinds import DOCTOR, DOCTOR_SECONDS
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock.rollouts.attributes import LOGPROBS_MODES
+from foreshock.rollouts.rollout_files import read_rollout_file
 from foreshock.rollouts.sampling import select_rollouts
 from foreshock.scorers import available_scorers
 
@@ -222,8 +224,12 @@ def _read(arguments: argparse.Namespace) -> RolloutBatch:
     declared = {"temperature": arguments.temperature, "logprobs_mode": arguments.logprobs_mode}
     declared = {name: value for name, value in declared.items() if value is not None}
     attributes = BatchAttributes(**declared)
-    files = find_recording((Path(each) for each in arguments.what), step=0).shards
-    batch = _joined([(file.path.name, read_shard(file, attributes)) for file in files])
+    note = partial(print, file=sys.stderr)
+    batch = _joined([
+        (file.name, read_rollout_file(file, step=dump.step, attributes=attributes, note=note))
+        for dump in find_recording((Path(each) for each in arguments.what), step=0).dumps
+        for file in dump.files
+    ])  # fmt: skip
     batch = replace(batch, attributes=replace(batch.attributes, **declared))
     chosen = select_rollouts(batch.sample_ids, batch.response_lengths, arguments.rollouts)
     return batch.select([row for row in chosen.tolist() if batch.response_lengths[row] > 0])

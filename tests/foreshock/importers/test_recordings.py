@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from foreshock.commands.import_rollouts import ShardFile, find_recording, read_scalars, read_shard
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.importers.dumps import Dump, ReadOptions
+from foreshock.importers.recordings import find_recording, read_recorded, read_scalars
 from foreshock.rollouts import BatchAttributes, encode_rollouts
 from tests.foreshock.batches import random_batch
 
@@ -30,7 +31,7 @@ def test_file_that_is_no_parquet_is_named_with_what_to_do(tmp_path: Path, data: 
     path = tmp_path / "step_0001.parquet"
     path.write_bytes(data)
     with pytest.raises(InvalidRolloutsError) as raised:
-        read_shard(ShardFile(path, 1, 0, 1), BatchAttributes())
+        read_recorded(Dump(1, (path,)), ReadOptions())
     assert str(raised.value) == message
 
 
@@ -62,30 +63,27 @@ def write_run(folder: Path) -> None:
 def test_runs_folder_is_read_in_the_order_of_its_steps(tmp_path: Path) -> None:
     write_run(tmp_path)
     recording = find_recording([tmp_path])
-    assert [(file.step, file.shard, file.shards) for file in recording.shards] == [(1, 0, 1), (2, 0, 1), (10, 0, 1)]
+    assert [(dump.step, len(dump.files)) for dump in recording.dumps] == [(1, 1), (2, 1), (10, 1)]
     assert recording.scalars == (tmp_path / "metrics.jsonl",)
     assert [step for step, _ in recording.checkpoints] == [1, 10]
     attributes = BatchAttributes(temperature=1.0)
-    batch = read_shard(recording.shards[0], attributes)
+    (batch,) = read_recorded(recording.dumps[0], ReadOptions(attributes=attributes)).batches
     assert batch.response_token_ids.tolist() == [2, 3]
     assert batch.attributes == attributes
 
 
 def test_rollouts_whose_lists_differ_in_length_are_left_out_and_counted(tmp_path: Path) -> None:
     short = LINE | {"rollout_log_probs": [-1.0]}
-    path, notes = tmp_path / "step_0001.jsonl", list[tuple[int, str]]()
+    path = tmp_path / "step_0001.jsonl"
     path.write_text("\n".join(map(json.dumps, (LINE, short, LINE))))
-    (file,) = find_recording([tmp_path]).shards
-
-    def note(count: int, sentence: str) -> None:
-        notes.append((count, sentence))
-
-    assert read_shard(file, BatchAttributes(), note_left_out=note).num_rollouts == 2
+    (dump,) = find_recording([tmp_path]).dumps
+    found = read_recorded(dump, ReadOptions())
+    assert found.batches[0].num_rollouts == 2
     rule = "since the lists of a rollout must have equal lengths"
-    assert notes == [(1, f"left out 1 of 3 rollouts, {rule}: step_0001.jsonl, row 1 (from 0)")]
+    assert found.left_out == ((1, f"left out 1 of 3 rollouts, {rule}: step_0001.jsonl, row 1 (from 0)"),)
     path.write_text(json.dumps(short))
     with pytest.raises(InvalidRolloutsError, match=r"has 1 values, .*, in step_0001\.jsonl"):
-        read_shard(file, BatchAttributes(), note_left_out=note)
+        read_recorded(dump, ReadOptions())
 
 
 def test_scalars_keep_numbers_only(tmp_path: Path) -> None:
@@ -105,13 +103,9 @@ def test_shards_of_one_step_are_counted(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).write_bytes(encode_rollouts(batch))
     (tmp_path / "README.md").write_text("not rollouts")
-    found = find_recording([tmp_path]).shards
-    assert [(file.path.name, file.shard, file.shards) for file in found] == [
-        (names[0], 0, 3),
-        (names[2], 1, 3),
-        (names[1], 2, 3),
-    ]
-    assert read_shard(found[0], BatchAttributes()).sample_ids == batch.sample_ids
+    (dump,) = find_recording([tmp_path]).dumps
+    assert [file.name for file in dump.files] == [names[0], names[2], names[1]]
+    assert [each.sample_ids for each in read_recorded(dump, ReadOptions()).batches] == [batch.sample_ids] * 3
 
 
 def test_file_of_another_name_needs_its_step(tmp_path: Path) -> None:
@@ -119,7 +113,7 @@ def test_file_of_another_name_needs_its_step(tmp_path: Path) -> None:
     path.write_bytes(encode_rollouts(random_batch(0)))
     with pytest.raises(ConfigurationError, match="--step"):
         find_recording([path])
-    assert find_recording([path], step=7).shards == (ShardFile(path, 7, 0, 1),)
+    assert find_recording([path], step=7).dumps == (Dump(7, (path,)),)
 
 
 def other_table(rows: int = 2, **columns: object) -> pa.Table:
@@ -136,17 +130,17 @@ def test_step_comes_from_name_or_column(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text(json.dumps(LINE))
     (tmp_path / "metrics.jsonl").write_text("")
     recording = find_recording([tmp_path])
-    assert [(file.step, file.path.name) for file in recording.shards] == [
+    assert [(dump.step, *(file.name for file in dump.files)) for dump in recording.dumps] == [
         (7, "rollouts-step=7.parquet"), (8, "b.jsonl"), (9, "a.parquet")
     ]  # fmt: skip
     assert [path.name for path in recording.unread] == ["c.jsonl"]
-    assert all(read_shard(file, BatchAttributes()).num_rollouts for file in recording.shards)
+    assert all(read_recorded(dump, ReadOptions()).batches[0].num_rollouts for dump in recording.dumps)
     pq.write_table(other_table(step=[9, 10]), tmp_path / "a.parquet")
-    found = find_recording([tmp_path / "a.parquet"]).shards
-    assert [(file.step, read_shard(file, BatchAttributes()).num_rollouts) for file in found] == [(9, 1), (10, 1)]
+    found = [read_recorded(dump, ReadOptions()) for dump in find_recording([tmp_path / "a.parquet"]).dumps]
+    assert [(each.step, each.batches[0].num_rollouts) for each in found] == [(9, 1), (10, 1)]
     pq.write_table(other_table(step=[9, 10]), tmp_path / "step_9.parquet")
     with pytest.raises(InvalidRolloutsError, match="row 1, column `step`: is 10 in a file of step 9"):
-        read_shard(ShardFile(tmp_path / "step_9.parquet", 9, 0, 1), BatchAttributes())
+        read_recorded(Dump(9, (tmp_path / "step_9.parquet",)), ReadOptions())
 
 
 def test_missing_path_is_named(tmp_path: Path) -> None:
