@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Literal
 
 import orjson
 from fastapi import Request, Response
@@ -29,7 +28,6 @@ from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.figures import attribution, drawing
 
 DASH = "–"
-Tone = Literal["", "good", "warning", "critical"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Value:
     """A number in a table, the tone of its range, and its interval if it has one."""
 
     text: str
-    tone: Tone = ""
+    tone: str = ""
     interval: str | None = None
 
 
@@ -56,9 +54,7 @@ OUT_OF_DATE = (
     "buckets, corrections and theory need `foreshock remeasure`."
 )
 
-STATE_TONES: dict[str, Tone] = {
-    "running": "good", "stale": "warning", "failed": "critical", "done": "good", "skipped": "warning",
-}  # fmt: skip
+STATE_TONES = {"running": "good", "stale": "warning", "failed": "critical", "done": "good", "skipped": "warning"}
 PHASES: dict[str, str] = {
     "warming": "warming: no baseline yet",
     "watching": "watching: nothing lowers the rate",
@@ -66,13 +62,6 @@ PHASES: dict[str, str] = {
     "floor": "on the floor",
     "held": "held until it is released",
 }
-VERDICT_TONES: dict[healthy_ranges.Verdict, Tone] = {
-    "healthy": "",
-    "warning": "warning",
-    "critical": "critical",
-    "unknown": "",
-}
-TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}
 
 
 def number(value: float | None) -> str:
@@ -115,7 +104,8 @@ def judged_value(measure: str, value: float | None, model_kind: ModelKind | None
     """Return a measure's value with the tone of its place in its healthy range; without a range it has no tone."""
     if value is None or math.isnan(value):
         return Value(DASH)
-    return Value(number(value), VERDICT_TONES[healthy_ranges.verdict_of(measure, value, model_kind)])
+    verdict = healthy_ranges.verdict_of(measure, value, model_kind)
+    return Value(number(value), verdict if verdict in ("warning", "critical") else "")
 
 
 LONG_CACHE = "public, max-age=31536000, immutable"
@@ -202,9 +192,7 @@ def templates() -> Environment:
         "fix": fix_of,
     }
     environment.globals.update(static=address_of, plotly=address_of(PLOTLY), version=version("foreshock"))
-    environment.globals.update(
-        state_tones=STATE_TONES, tones=TONES, run_page_path=page_addresses.run_page_path, lint_checks=CHECKS
-    )
+    environment.globals.update(state_tones=STATE_TONES, run_page_path=page_addresses.run_page_path, lint_checks=CHECKS)
     return environment
 
 

@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from foreshock.json_values import json_value
+from foreshock_service.platform import columnar
 
 Json = dict[str, Any]
 """A Plotly trace, shape or layout in Plotly's own vocabulary, sent as JSON without changes."""
@@ -36,6 +39,19 @@ class Curve:
 
     def __bool__(self) -> bool:
         return bool(self.points())
+
+
+MOST_POINTS = 2000
+"""A plot has fewer pixels than this."""
+
+
+def thinned(curve: Curve) -> Curve:
+    """Return at most MOST_POINTS of the points, with the extremes of neighbouring ones."""
+    if len(curve.steps) <= MOST_POINTS:
+        return curve
+    table = columnar.ColumnTable({"step": np.array(curve.steps), "value": np.array(curve.values, dtype=np.float64)})
+    kept = columnar.keep_extremes(table, (), ("value",), MOST_POINTS)
+    return Curve(kept.array("step").tolist(), columnar.floats_or_none(kept.array("value")))
 
 
 @dataclass(frozen=True, slots=True)

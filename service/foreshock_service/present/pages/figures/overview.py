@@ -3,8 +3,6 @@
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from operator import itemgetter
 
 import numpy as np
 
@@ -12,7 +10,6 @@ from foreshock_service.present.pages.figures import drawing
 
 MOST_COLUMNS = 280
 """Pixel columns of a panel: of a longer curve, each column shows the mean and the range."""
-MOST_STAIRS = 1000
 LONGEST_PANEL_NAME = 32
 FEW_STEPS = 6
 MOST_CHANGES = 50
@@ -208,7 +205,7 @@ def learning_rate_figure(curve: ScaleCurve | None) -> drawing.Figure | drawing.M
     plan.append((curve.end, plan[-1][1]))
     advised = "advised (shadow mode: the trainer gets 1.0)" if curve.shadow else "advised"
     traces = [
-        _stairs(_thinned(past), advised, drawing.SERIES[0], "solid"),
+        _stairs(past, advised, drawing.SERIES[0], "solid"),
         _stairs(plan, "as planned", drawing.SERIES[0], "dot"),
     ]
     if curve.acknowledged:
@@ -235,22 +232,9 @@ def learning_rate_figure(curve: ScaleCurve | None) -> drawing.Figure | drawing.M
     return drawing.Figure(LEARNING_RATE_TITLE, caption, summary, traces, layout, height=260)
 
 
-def _thinned(stairs: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
-    """Return the stairs; of many, only the first, lowest, highest and last one of each pixel column."""
-    if len(stairs) <= MOST_STAIRS:
-        return stairs
-    first, span = stairs[0][0], stairs[-1][0] - stairs[0][0] + 1
-    kept: list[tuple[int, float]] = []
-    for _, each in groupby(stairs, key=lambda stair: (stair[0] - first) * MOST_COLUMNS // span):
-        column = list(each)
-        ends = (min(column, key=itemgetter(1)), max(column, key=itemgetter(1)))
-        kept += sorted({column[0], *ends, column[-1]})
-    return kept
-
-
 def _stairs(points: Sequence[tuple[int, float]], name: str, colour: str, dash: str) -> drawing.Json:
+    curve = drawing.thinned(drawing.Curve(*zip(*points, strict=True)))
     return {
-        "type": "scatter", "mode": "lines", "name": name, "x": [step for step, _ in points],
-        "y": [scale for _, scale in points], "line": {"shape": "hv", "color": colour, "width": 2.5, "dash": dash},
-        "hovertemplate": "%{y:.3g}",
+        "type": "scatter", "mode": "lines", "name": name, "x": curve.steps, "y": curve.values,
+        "line": {"shape": "hv", "color": colour, "width": 2.5, "dash": dash}, "hovertemplate": "%{y:.3g}",
     }  # fmt: skip

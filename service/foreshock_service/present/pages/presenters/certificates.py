@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from foreshock.api.certificates import CertificateRecord
-from foreshock.certify.certificate import Certificate
 from foreshock.certify.compare import compare, comparison_lines
 from foreshock.certify.text import HEADER, about, cells, headline
 from foreshock.errors import ConfigurationError
@@ -29,6 +27,11 @@ def certificate_page(viewing: Viewing, certificate_id: str, other_id: str | None
     found = certificate_named(session, principal, certificate_id)
     other = certificate_named(session, principal, other_id) if other_id else None
     newest = certificates(session, principal, None, None, _MOST_OTHERS).items
+    compared: Sequence[str] = ()
+    try:
+        compared = comparison_lines(found, other, compare(found, other)) if other is not None else ()
+    except ConfigurationError as error:
+        compared = [f"These two cannot be compared: {error}."]
     return {
         "id": certificate_id,
         "headline": headline(found),
@@ -36,17 +39,6 @@ def certificate_page(viewing: Viewing, certificate_id: str, other_id: str | None
         "about": about(found),
         "header": HEADER,
         "rows": [(row, cells(row)[1:]) for row in found.rows],
-        "compared": _compared(found, other) if other is not None else (),
-        "others": _comparable(found, newest, certificate_id),
+        "compared": compared,
+        "others": [each for each in newest if each.model_digest == found.model_digest and each.id != certificate_id],
     }
-
-
-def _compared(found: Certificate, other: Certificate) -> Sequence[str]:
-    try:
-        return comparison_lines(found, other, compare(found, other))
-    except ConfigurationError as error:
-        return [f"These two cannot be compared: {error}."]
-
-
-def _comparable(found: Certificate, newest: Sequence[CertificateRecord], own: str) -> list[CertificateRecord]:
-    return [each for each in newest if each.model_digest == found.model_digest and each.id != own]

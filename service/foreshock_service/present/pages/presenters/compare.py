@@ -13,9 +13,9 @@ from foreshock.measures.pooling import PooledMean
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
 from foreshock_service.present.pages import figures, rendering
-from foreshock_service.present.pages.figures import mismatch
+from foreshock_service.present.pages.figures import drawing, mismatch
 from foreshock_service.present.pages.presenters.figures import FigureNotFound, Place
-from foreshock_service.present.pages.presenters.viewing import Viewing, quantity_curves, thinned
+from foreshock_service.present.pages.presenters.viewing import Viewing, quantity_curves
 from foreshock_service.runs import measurements
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
 from foreshock_service.runs.diagnoses import verdicts_of_runs
@@ -94,7 +94,8 @@ def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> figu
     asked = COMPARED[name]
     runs = chosen_runs(viewing, run_ids)
     curves = [
-        (run.name or run.key, thinned(quantity_curves(viewing, run, (asked.quantity,))[asked.quantity])) for run in runs
+        (run.name or run.key, drawing.thinned(quantity_curves(viewing, run, (asked.quantity,))[asked.quantity]))
+        for run in runs
     ]
     return mismatch.comparison_figure(asked.title, asked.unit, curves, logarithmic=asked.logarithmic)
 

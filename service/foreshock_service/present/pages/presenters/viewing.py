@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 from sqlalchemy.orm import Session
 
 from foreshock.diagnosis.quantities import FIRST_SOURCE, SCALARS, names_of, preferred_values
@@ -27,8 +26,6 @@ class Viewing:
 
 
 NOTHING = Curve((), ())
-# A plot has fewer pixels than this.
-MOST_POINTS = 2000
 
 
 def curves_of(
@@ -82,15 +79,6 @@ def quantity_curves(viewing: Viewing, run: Run, quantities: Sequence[str]) -> di
             values = preferred_values(points, names_of([each], declared))
             found[each] = Curve(list(values), list(values.values()))
     return found
-
-
-def thinned(curve: Curve) -> Curve:
-    """Return at most MOST_POINTS of the points, with the extremes of neighbouring ones."""
-    if len(curve.steps) <= MOST_POINTS:
-        return curve
-    table = columnar.ColumnTable({"step": np.array(curve.steps), "value": np.array(curve.values, dtype=np.float64)})
-    kept = columnar.keep_extremes(table, (), ("value",), MOST_POINTS)
-    return Curve(kept.array("step").tolist(), columnar.floats_or_none(kept.array("value")))
 
 
 def last_steps(session: Session, runs: Sequence[Run]) -> dict[str, int]:
