@@ -64,9 +64,10 @@ def read_as_import(words: Sequence[Path | str]) -> tuple[list[RolloutBatch], lis
     command.configure(parser)
     arguments = parser.parse_args([*map(str, words), "--run-key", "files", "--allow-pickle"])
     kind, notes = chosen_format(arguments), list[str]()
-    options, read = read_options(arguments, sampling_attributes(arguments)), read_recorded
+    options = read_options(arguments, sampling_attributes(arguments))
+    read = read_recorded if kind is None else kind.read
     if kind is not None:
-        dumps, read = find_dumps(kind.name, arguments.paths[0]), kind.read
+        dumps = find_dumps(kind.name, arguments.paths[0])
     else:
         found = find_recording(arguments.paths, step=arguments.step, options=options)
         dumps, notes = [*found.dumps], [f"not read: {path.name}" for path in found.unread]

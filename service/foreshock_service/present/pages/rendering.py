@@ -150,8 +150,8 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "script-src 'self'",
         f"style-src-elem 'self' {PLOTLY_STYLES}",
         "style-src-attr 'unsafe-inline'",
-        # Saving a plot as PNG draws a blob of its SVG.
-        "img-src 'self' blob:",
+        # Saving a plot as PNG draws its SVG, from a blob or in Safari from its address.
+        "img-src 'self' blob: data:",
         "connect-src 'self'",
         "form-action 'self'",
         "base-uri 'none'",

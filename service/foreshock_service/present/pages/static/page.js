@@ -241,21 +241,7 @@ async function save(element, specification, kind) {
   // Plotly draws without a background; a picture needs the page's background.
   const background = getComputedStyle(element.closest(".card") ?? document.body).backgroundColor;
   const figure = { data: element.data, layout: { ...element.layout, paper_bgcolor: background }, config: {} };
-  const svg = await window.Plotly.toImage(figure, { format: "svg", width: element.clientWidth, height: specification.height });
-  const source = decodeURIComponent(svg.replace(/^data:image\/svg\+xml,/, ""));
-  const address = URL.createObjectURL(new Blob([source], { type: "image/svg+xml" }));
-  const image = new Image();
-  image.src = address;
-  await image.decode();
-  const canvas = document.createElement("canvas");
-  canvas.width = 2 * element.clientWidth;
-  canvas.height = 2 * specification.height;
-  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-  URL.revokeObjectURL(address);
-  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-  const picture = URL.createObjectURL(blob);
-  download(picture, `${name}.png`);
-  setTimeout(() => URL.revokeObjectURL(picture), 10_000);
+  await window.Plotly.downloadImage(figure, { format: "png", filename: name, width: element.clientWidth, height: specification.height, scale: 2 });
 }
 
 // Every element with data-figure: fetches its specification, inserts the theme's colours, passes it to Plotly.
