@@ -19,7 +19,7 @@ from foreshock_service.present.pages.figures import Figure, Missing, drawing, ov
 from foreshock_service.present.pages.figures.attribution import ATTRIBUTION_TITLE, share_in_words
 from foreshock_service.present.pages.presenters import attribution as links
 from foreshock_service.present.pages.presenters import figures
-from foreshock_service.present.pages.presenters.lint import lint_of_step
+from foreshock_service.present.pages.presenters.findings import lint_of_step
 from foreshock_service.present.pages.presenters.run import probes_part, run_page
 from foreshock_service.present.pages.presenters.step import step_page
 from foreshock_service.present.pages.presenters.viewing import Viewing

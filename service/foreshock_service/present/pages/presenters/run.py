@@ -11,8 +11,7 @@ from foreshock.diagnosis.references import reference_sentence
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.presenters import advice, alerts, figures
-from foreshock_service.present.pages.presenters.doctor import doctor_of_run
-from foreshock_service.present.pages.presenters.lint import LintPanel, lint_of_run
+from foreshock_service.present.pages.presenters.findings import LintPanel, doctor_of_run, lint_of_run
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.replay.probes import policies, service
 from foreshock_service.runs import changes, events, measurements, runs, scalars, steps, weights

@@ -18,8 +18,7 @@ from foreshock_service.present.pages import rendering
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
 from foreshock_service.present.pages.presenters import alerts, figures, rollout
 from foreshock_service.present.pages.presenters import attribution as links
-from foreshock_service.present.pages.presenters.doctor import doctor_of_step
-from foreshock_service.present.pages.presenters.lint import lint_of_step
+from foreshock_service.present.pages.presenters.findings import doctor_of_step, lint_of_step
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.runs import changes, events, measurements, runs, steps
 from foreshock_service.runs.curves import CurveQuery, read_curves
