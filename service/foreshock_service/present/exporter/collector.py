@@ -36,25 +36,6 @@ from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import newest_of_run, observed_steps
 
 
-def active_runs(session: Session, project: str | None, limit: int) -> Sequence[tables.Run]:
-    newest = func.coalesce(tables.Run.last_shard_at_us, tables.Run.created_at_us)
-    query = (
-        select(tables.Run)
-        .where(is_visible(project), tables.Run.state == "running")
-        .order_by(newest.desc(), tables.Run.id)
-    )
-    return session.scalars(query.limit(limit)).all()
-
-
-def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, int, int, int]]:
-    """Return (run_id, step, received_shards, expected_shards) of the newest closed step of each run."""
-    newest = tables.NewestMeasurement
-    step = tables.Step
-    query = select(step.run_id, step.step, step.received_shards, step.expected_shards).select_from(newest)
-    query = query.join(step, _of_shown(step, newest))
-    return session.execute(query.where(newest.run_id.in_(run_ids), newest.comparison == STEP_ROW)).all()
-
-
 def newest_measurements(session: Session, run_ids: Collection[str], columns: Sequence[str]) -> Sequence[Any]:
     """Return (run_id, comparison, buckets, some columns of the wide table) of the newest step of each comparison.
 
@@ -70,35 +51,6 @@ def newest_measurements(session: Session, run_ids: Collection[str], columns: Seq
 def _of_shown(table: Any, newest: Any) -> ColumnElement[bool]:
     same_step = (table.attempt == newest.shown_attempt, table.step == newest.shown_step)
     return and_(table.run_id == newest.run_id, *same_step)
-
-
-def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict[str, float]]:
-    """Return run → name → value of the newest step that the detectors have seen, each from its preferred source."""
-    run, seen, scalar = tables.Run, tables.DetectorSnapshot, tables.Scalar
-    of_newest = and_(
-        scalar.run_id == run.id, scalar.attempt == newest_of_run(seen.attempt), scalar.step == newest_of_run(seen.step)
-    )
-    query = select(scalar.run_id, scalar.source, scalar.name, scalar.value).select_from(run)
-    return scalars.preferred(session.execute(query.join(scalar, of_newest).where(run.id.in_(run_ids))))
-
-
-def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, tables.Attribution]:
-    table = tables.Attribution
-    active = ~attempts.is_superseded(table.run_id, table.attempt, table.step)
-    computed = (table.run_id.in_(run_ids), table.computed_at_us.is_not(None), active)
-    newest = select(table.run_id, func.max(table.step).label("step")).where(*computed).group_by(table.run_id).subquery()
-    same = and_(table.run_id == newest.c.run_id, table.step == newest.c.step)
-    query = select(table).join(newest, same).where(*computed)
-    return {each.run_id: each for each in session.scalars(query)}
-
-
-def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, tables.AdviceAcknowledgement]:
-    table, attempt = tables.AdviceAcknowledgement, tables.Attempt
-    same = and_(table.run_id == attempt.run_id, table.attempt == attempt.attempt)
-    newest = select(table.step).where(same).order_by(table.step.desc()).limit(1).correlate(attempt).scalar_subquery()
-    query = select(table).select_from(attempt).join(table, and_(same, table.step == newest))
-    query = query.where(attempt.run_id.in_(run_ids))
-    return {each.run_id: each for each in session.scalars(query.order_by(*tables.OLDEST_ATTEMPT_FIRST))}
 
 
 def failures_by_accelerator(session: Session, project: str | None) -> Mapping[str, int]:
@@ -171,7 +123,9 @@ def _runs(session: Session, scrape: families.Scrape, project: str | None, limit:
     states: dict[str, int] = dict(session.execute(by_state).all())
     for state, count in states.items():
         scrape.add(families.RUNS, (state,), count)
-    runs = active_runs(session, project, limit)
+    newest = func.coalesce(tables.Run.last_shard_at_us, tables.Run.created_at_us)
+    running = select(tables.Run).where(is_visible(project), tables.Run.state == "running")
+    runs = session.scalars(running.order_by(newest.desc(), tables.Run.id).limit(limit)).all()
     scrape.add(families.RUNS_EXPORTED, (), len(runs))
     scrape.add(families.RUNS_CUT, (), max(0, states.get("running", 0) - len(runs)))
     return runs
@@ -184,7 +138,11 @@ def _run_samples(session: Session, scrape: families.Scrape, runs: Mapping[str, t
         received, seen = run.last_shard_at_us, run.seen_at_us
         times = [None if time_us is None else time_us / 1e6 for time_us in (received, seen)]
         scrape.add_row(_OF_RUN, (run.id,), [run.rollouts, run.tokens, *times])
-    for run_id, *counts in newest_closed_steps(session, runs):
+    newest, step = tables.NewestMeasurement, tables.Step
+    query = select(step.run_id, step.step, step.received_shards, step.expected_shards).select_from(newest)
+    query = query.join(step, _of_shown(step, newest))
+    query = query.where(newest.run_id.in_(runs), newest.comparison == STEP_ROW)
+    for run_id, *counts in session.execute(query):
         scrape.add_row(_OF_NEWEST_STEP, (run_id,), counts)
     _scalars(session, scrape, {run.id: run for run in runs.values() if run.last_step is None})
 
@@ -268,7 +226,13 @@ def _scalars(session: Session, scrape: families.Scrape, runs: Mapping[str, table
     """Add the newest step of runs without rollouts, and the measures that their trainers report as scalars."""
     for run_id, step in observed_steps(session, runs).items():
         scrape.add(families.STEP, (run_id,), step)
-    for run_id, values in newest_scalars(session, runs).items():
+    run, seen, scalar = tables.Run, tables.DetectorSnapshot, tables.Scalar
+    of_newest = and_(
+        scalar.run_id == run.id, scalar.attempt == newest_of_run(seen.attempt), scalar.step == newest_of_run(seen.step)
+    )
+    query = select(scalar.run_id, scalar.source, scalar.name, scalar.value).select_from(run)
+    rows = session.execute(query.join(scalar, of_newest).where(run.id.in_(runs)))
+    for run_id, values in scalars.preferred(rows).items():
         found = quantities.quantities_of(values, runs[run_id].scalar_names or {}, _QUANTITIES)
         for quantity, (family, *further) in _QUANTITIES.items():
             scrape.add(family, (run_id, *further), found.get(quantity))
@@ -286,12 +250,16 @@ def _bucket_samples(scrape: families.Scrape, run_id: str, comparison: str, bucke
 
 
 def _attributions(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
-    for each in newest_attributions(session, runs).values():
-        document: dict[str, Any] | None = each.document
-        if document is None:
+    table = tables.Attribution
+    active = ~attempts.is_superseded(table.run_id, table.attempt, table.step)
+    computed = (table.run_id.in_(runs), table.computed_at_us.is_not(None), active)
+    newest = select(table.run_id, func.max(table.step).label("step")).where(*computed).group_by(table.run_id).subquery()
+    same = and_(table.run_id == newest.c.run_id, table.step == newest.c.step)
+    for each in session.scalars(select(table).join(newest, same).where(*computed)):
+        if each.document is None:
             continue
         scrape.add(families.ATTRIBUTED_STEP, (each.run_id,), each.step)
-        for link in document["links"]:
+        for link in each.document["links"]:
             scrape.add(families.LINK_SHARE, (each.run_id, link["name"]), link["share"])
             scrape.add(families.LINK_K3, (each.run_id, link["name"]), link["k3_kl"])
 
@@ -299,7 +267,12 @@ def _attributions(session: Session, scrape: families.Scrape, runs: Mapping[str, 
 def _advice(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
     states = states_of_runs(session, runs)
     observed = observed_steps(session, [run.id for run in runs.values() if run.last_step is None])
-    acknowledged = newest_acknowledgements(session, runs)
+    done, attempt = tables.AdviceAcknowledgement, tables.Attempt
+    same = and_(done.run_id == attempt.run_id, done.attempt == attempt.attempt)
+    last = select(done.step).where(same).order_by(done.step.desc()).limit(1).correlate(attempt).scalar_subquery()
+    query = select(done).select_from(attempt).join(done, and_(same, done.step == last))
+    query = query.where(attempt.run_id.in_(runs)).order_by(*tables.OLDEST_ATTEMPT_FIRST)
+    acknowledged = {each.run_id: each for each in session.scalars(query)}
     for run in runs.values():
         for mode in ("shadow", "apply"):
             scrape.add(families.ADVICE_MODE, (run.id, mode), run.advice_mode == mode)
