@@ -151,7 +151,8 @@ def begin(session: Session, run_id: str, marks: Collection[due.Mark], begun: Der
     changed = {each.from_step for each in marks if each.from_step is not None}
     if not changed:
         return None
-    watched = history.watched_run(session, run_id)
+    run = session.get_one(Run, run_id)
+    watched = history.watched_as(session, run)
     is_alone = begun is not None and begun.seen <= {each.id for each in marks}
     if begun is not None and is_alone and begun.watched.digest == watched.digest:
         unseen = [each.from_step for each in marks if each.from_step is not None and each.id not in begun.seen]
@@ -160,15 +161,13 @@ def begin(session: Session, run_id: str, marks: Collection[due.Mark], begun: Der
             begun.judged_until = max(begun.judged_until, *(each.judged_until for each in marks))
             return begun
     newest, first = states.newest(session, run_id), min(changed)
-    state = newest.read() if newest is not None and newest.is_before(first, watched.digest) else None
-    derivation = Derivation(watched, state or states.newest_before(session, run_id, first, watched.digest))
+    derivation = Derivation(watched, states.newest_before(session, run_id, first, watched.digest))
     derivation.first = derivation.step + 1
     derivation.seen = {each.id for each in marks}
     derivation.judged_until = max(each.judged_until for each in marks)
-    run = runs.find_run(session, run_id)
     if newest is not None:
         derivation.judged = newest.step
-        if run is not None and run.state in runs.ENDED and derivation.first <= newest.step:
+        if run.state in runs.ENDED and derivation.first <= newest.step:
             # Late data of a run that has ended.
             derivation.judged_until = max(derivation.judged_until, newest.step)
     return derivation

@@ -54,12 +54,6 @@ class WatchedRun:
     names: tuple[str, ...]
 
 
-def watched_run(session: Session, run_id: str) -> WatchedRun:
-    """Return how the run is watched; a run that does not exist is treated as one of an unknown kind of model."""
-    run = runs.find_run(session, run_id)
-    return _watched(None, rules_in_force(session), True, ()) if run is None else watched_as(session, run)
-
-
 def watched_as(session: Session, run: Run) -> WatchedRun:
     """Return how the run is watched."""
     declared = tuple(sorted((run.scalar_names or {}).items()))
@@ -148,7 +142,7 @@ def observe_scalars(session: Session, logged: ScalarsLogged) -> None:
 
     Scalars of superseded steps and scalars that no detector reads close and change none.
     """
-    watched = watched_run(session, logged.run_id)
+    watched = watched_as(session, session.get_one(Run, logged.run_id))
     if logged.names.isdisjoint(watched.names):
         due.mark(session, logged.run_id)
         return

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ScalarSelect, bindparam, delete, select
+from sqlalchemy import ColumnElement, ScalarSelect, delete, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from foreshock.diagnosis.detectors import WarningState
@@ -35,10 +35,6 @@ class StoredState(NamedTuple):
     milestone: bool
     state: bytes
 
-    def is_before(self, step: int, configuration_digest: str) -> bool:
-        """Return whether the state is of an earlier step, under this configuration."""
-        return self.step < step and self.configuration_digest == configuration_digest
-
     def read(self) -> WarningState | None:
         """Return the state; None if it is of a release with another format of states, or damaged."""
         try:
@@ -51,27 +47,11 @@ class StoredState(NamedTuple):
             return None
 
 
-# Built once, because they are executed at each step.
-_STATES = (
-    select(*(getattr(DetectorSnapshot, name) for name in StoredState._fields))
-    .where(DetectorSnapshot.run_id == bindparam("run_id"))
-    .order_by(DetectorSnapshot.step.desc())
-)
-_NEWEST = _STATES.limit(1)
-_BEFORE = _STATES.where(
-    DetectorSnapshot.step < bindparam("before"), DetectorSnapshot.configuration_digest == bindparam("digest")
-).limit(NEWEST_STATES)
-_PASSED = delete(DetectorSnapshot).where(
-    DetectorSnapshot.run_id == bindparam("of_run"),
-    DetectorSnapshot.milestone.is_(False),
-    DetectorSnapshot.step
-    < select(DetectorSnapshot.step)
-    .where(DetectorSnapshot.run_id == bindparam("of_run"))
-    .order_by(DetectorSnapshot.step.desc())
-    .offset(NEWEST_STATES - 1)
-    .limit(1)
-    .scalar_subquery(),
-)
+def _newest_of(session: Session, run_id: str, *only: ColumnElement[bool]) -> StoredState | None:
+    columns = (getattr(DetectorSnapshot, name) for name in StoredState._fields)
+    of_run = select(*columns).where(DetectorSnapshot.run_id == run_id, *only)
+    found = session.execute(of_run.order_by(DetectorSnapshot.step.desc()).limit(1)).first()
+    return None if found is None else StoredState(*found)
 
 
 def stored_state(attempt: int, state: WarningState, configuration_digest: str, *, milestone: bool) -> StoredState:
@@ -108,21 +88,25 @@ def observed_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]
 
 def newest(session: Session, run_id: str) -> StoredState | None:
     """Return the newest stored state; those of superseded steps are deleted when an attempt starts."""
-    found = session.execute(_NEWEST, {"run_id": run_id}).first()
-    return None if found is None else StoredState(*found)
+    return _newest_of(session, run_id)
 
 
 def newest_before(session: Session, run_id: str, before: int, configuration_digest: str) -> WarningState:
-    """Return the newest state before the step `before`; the initial state if none can be read."""
-    parameters = {"run_id": run_id, "before": before, "digest": configuration_digest}
-    readable = (StoredState(*row).read() for row in session.execute(_BEFORE, parameters))
-    return next((state for state in readable if state is not None), WarningState())
+    """Return the newest state before the step `before`; the initial state without one, or if it cannot be read."""
+    table = DetectorSnapshot
+    only = (table.step < before, table.configuration_digest == configuration_digest)
+    found = _newest_of(session, run_id, *only)
+    return (None if found is None else found.read()) or WarningState()
 
 
 def store(session: Session, run_id: str, states: Sequence[StoredState]) -> None:
     """Add states after the stored ones; delete states except the newest ones and one of each block."""
     insert_rows(session, DetectorSnapshot, [{"run_id": run_id, **state._asdict()} for state in states])
-    session.execute(_PASSED, {"of_run": run_id}, execution_options={"synchronize_session": False})
+    table = DetectorSnapshot
+    newest = select(table.step).where(table.run_id == run_id).order_by(table.step.desc())
+    kept_from = newest.offset(NEWEST_STATES - 1).limit(1).scalar_subquery()
+    passed = delete(table).where(table.run_id == run_id, table.milestone.is_(False), table.step < kept_from)
+    session.execute(passed, execution_options={"synchronize_session": False})
 
 
 def drop(session: Session, run_id: str, from_step: int) -> None:

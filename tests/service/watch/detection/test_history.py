@@ -5,7 +5,8 @@ from fastapi import FastAPI
 
 from foreshock.diagnosis.detectors import WarningConfiguration
 from foreshock.diagnosis.quantities import REWARD_KEY
-from foreshock_service.watch.detection.history import closed_steps_after, watched_run
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.watch.detection.history import closed_steps_after, watched_as
 from tests.service.sending import Sender, make_batch
 from tests.service.watch.recorded import K3, RecordedRun
 
@@ -25,7 +26,7 @@ def test_history_equals_the_api(sender: Sender, app: FastAPI) -> None:
             if key in KEYS and values[row] is not None:
                 expected[step][key] = values[row]
     with app.state.context.database.read() as session:
-        history = closed_steps_after(session, sender.run, -1, watched_run(session, sender.run), 10)
+        history = closed_steps_after(session, sender.run, -1, watched_as(session, session.get_one(Run, sender.run)), 10)
     assert [(closed.step, attempt) for closed, attempt in history] == [(3, 1), (5, 1)]
     for closed, _ in history:
         assert "trainer/rollout:k3_kl" in closed.values

@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from foreshock.diagnosis.detectors import WarningState
 from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import Scalar
+from foreshock_service.platform.database.tables import Run, Scalar
 from foreshock_service.watch.detection import states
-from foreshock_service.watch.detection.history import watched_run
+from foreshock_service.watch.detection.history import watched_as
 from foreshock_service.watch.detection.states import STEPS_OF_A_BLOCK, stored_state
 from tests.service.advancing import advance_all, paused
 from tests.service.runs.test_long_runs import MARGIN, Instructions
@@ -35,7 +35,7 @@ def run_of(app: FastAPI, http: httpx.Client, database: Database, steps: int) -> 
     rows = [{**of_run, "step": step, "value": 0.5 + 0.1 * (step % 3)} for step in range(3, steps)]
     database.write(partial(insert_rows, target=Scalar, rows=rows))
     with database.read() as session:
-        digest = watched_run(session, run.run).digest
+        digest = watched_as(session, session.get_one(Run, run.run)).digest
     blocks = [
         stored_state(1, WarningState(step=step), digest, milestone=True)
         for step in range(STEPS_OF_A_BLOCK, steps, STEPS_OF_A_BLOCK)
