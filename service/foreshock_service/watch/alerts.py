@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import Header, Path, Query, Response
-from sqlalchemy import Select, bindparam, func, select, union_all
+from sqlalchemy import Select, func, select, union_all
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -116,7 +116,8 @@ def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
 
 def standing_alerts(session: Session, run_id: str, rule: str) -> Sequence[Alert]:
     """Return the run's alerts of a rule that have not ended."""
-    return session.scalars(_STANDING, {"run_id": run_id, "rule": rule}).all()
+    query = select(Alert).filter_by(run_id=run_id, rule=rule).where(Alert.state.in_(STANDING))
+    return session.scalars(query.order_by(Alert.step)).all()
 
 
 def answer(
@@ -216,26 +217,14 @@ def _changes(
 
 _OF_EVENT = ("rule", "step", "severity", "value", "threshold", "why", "what_to_do", "moves_learning_rate")
 
-# Each half reads a range of an index and no other alert of the run, however many attempts the run has. `step + 0` is
-# not indexed: with `step`, SQLite would use the index of steps for the second half.
-# Built once: they are executed at each step, and building one takes longer than executing it.
-_OF_RUN = select(Alert.id).where(Alert.run_id == bindparam("run_id"))
-_TOUCHED = union_all(
-    _OF_RUN.where(Alert.step >= bindparam("from_step")),
-    _OF_RUN.where(Alert.cleared_step >= bindparam("from_step"), Alert.step + 0 < bindparam("from_step")),
-)
-_STANDING = (
-    select(Alert)
-    .filter_by(run_id=bindparam("run_id"), rule=bindparam("rule"))
-    .where(Alert.state.in_(STANDING))
-    .order_by(Alert.step)
-)
-_STANDING_OF_ATTEMPT = _STANDING.where(Alert.attempt == bindparam("attempt")).limit(1)
-
 
 def active_touching(session: Session, run_id: str, from_step: int) -> list[Alert]:
     """Return the detectors' alerts of active steps that fired or cleared at `from_step` or later, by step and rule."""
-    ids = session.scalars(_TOUCHED, {"run_id": run_id, "from_step": from_step}).all()
+    of_run = select(Alert.id).where(Alert.run_id == run_id)
+    # Each half reads a range of an index and no other alert of the run, however many attempts it has. `step + 0` is not
+    # indexed: with `step`, SQLite would use the index of steps for the second half.
+    cleared = of_run.where(Alert.cleared_step >= from_step, Alert.step + 0 < from_step)
+    ids = session.scalars(union_all(of_run.where(Alert.step >= from_step), cleared)).all()
     if not ids:
         return []
     found = session.scalars(select(Alert).where(Alert.id.in_(ids), Alert.rule.not_in(DELIVERY_RULES))).all()
@@ -245,7 +234,7 @@ def active_touching(session: Session, run_id: str, from_step: int) -> list[Alert
 
 def standing_of_rule(session: Session, run_id: str, attempt: int, rule: str) -> Alert | None:
     """Return the open or acknowledged alert of a rule in an attempt."""
-    return session.scalar(_STANDING_OF_ATTEMPT, {"run_id": run_id, "attempt": attempt, "rule": rule})
+    return next((each for each in standing_alerts(session, run_id, rule) if each.attempt == attempt), None)
 
 
 def at_step(session: Session, run_id: str, attempt: int | None, rule: str, step: int) -> Alert | None:
