@@ -10,6 +10,7 @@ from foreshock.api.steps import TheoryRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import holds_for_all_tokens
 from foreshock.diagnosis.lags import StepLags
+from foreshock.diagnosis.wording import as_sentence
 from foreshock.interval_names import RANGE, RANGE_NOTE, ends_in_words
 from foreshock.measures.estimators.bootstrap import effective_of_all
 from foreshock.measures.registry import COMPARISON_MEASURES, K3_BY_LAG, measure_named
@@ -43,7 +44,7 @@ def attribution_of(viewing: Viewing, run_id: str, step: int) -> AttributionRecor
     except attributions.AttributionNotFound:
         return None
     except (attributions.AttributionNotPossible, attributions.AttributionPending) as error:
-        return _sentence(error.detail)
+        return as_sentence(error.detail)
 
 
 def figure_of(read: AttributionRecord | str | None) -> Figure | Missing:
@@ -53,7 +54,6 @@ def figure_of(read: AttributionRecord | str | None) -> Figure | Missing:
 
 
 def sentences_of(read: AttributionRecord) -> list[str]:
-    """Return the conclusions of an attribution unchanged, the headline first."""
     return [conclusion.sentence for conclusion in read.conclusions]
 
 
@@ -229,7 +229,7 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> dict[str, Any]
         "has_advantages": any(math.isfinite(found.advantage_distortion) for found in evaluations),
         "has_turns": any(math.isfinite(found.affected.untouched.turns_mean) for found in evaluations),
         "not_estimable": [f"{' and '.join(names)}: {reason}." for reason, names in titles.items()],
-        "notes": [_sentence(note) for note in dict.fromkeys(note for found in evaluations for note in found.notes)],
+        "notes": [as_sentence(note) for note in dict.fromkeys(note for found in evaluations for note in found.notes)],
         "theory": list(_theory_rows(corrections.theory_of_pair(viewing.session, pair))),
         "missing": "",
     }
@@ -246,16 +246,16 @@ def _theory_rows(theory: TheoryRecord) -> Iterator[TheoryRow]:
         f"B·E|ρ_seq − 1|·T·|R|, estimated from these rollouts ({reach}): the bias itself may be larger than this "
         "estimate. B bounds the gradient of one token's log-prob. "
         f"The trivial bound 2·B·T·max|R|, at the mean length: {number(bias.trivial)} · B."
-        + "".join(f" {_sentence(note)}" for note in bias.notes),
+        + "".join(f" {as_sentence(note)}" for note in bias.notes),
     )
     # The page has no exact Δmax; the API accepts one.
     if theory.horizon.not_estimable is not None:
-        yield ("The same, as 2·B·Δmax·T²", DASH, _sentence(theory.horizon.not_estimable))
+        yield ("The same, as 2·B·Δmax·T²", DASH, as_sentence(theory.horizon.not_estimable))
     yield (
         "Total variation of a token, at most",
         number(pinsker.bound),
         f"½√χ² of the token mean of χ². The estimate of the total variation itself is {number(pinsker.tv_token)}."
-        + "".join(f" {_sentence(note)}" for note in pinsker.notes),
+        + "".join(f" {as_sentence(note)}" for note in pinsker.notes),
     )
     if theory.sequence_chi2 is not None:
         of_sequence = theory.sequence_chi2
@@ -277,7 +277,7 @@ def _gradient_rows(theory: TheoryRecord) -> Iterator[TheoryRow]:
     if noise is None:
         yield (name, DASH, f"Not estimable: {theory.gradient_missing}.")
         return
-    notes = "".join(f" {_sentence(note)}" for note in noise.notes)
+    notes = "".join(f" {as_sentence(note)}" for note in noise.notes)
     yield (
         name,
         number(noise.variance),
@@ -299,7 +299,3 @@ def _gradient_rows(theory: TheoryRecord) -> Iterator[TheoryRow]:
 
 def _power_of_ten(exponent: float) -> str:
     return "too large" if math.isinf(exponent) else f"10^{exponent:.3g}" if exponent < 100 else f"10^{exponent:.0f}"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
