@@ -16,7 +16,7 @@ from examples.tiny_rl.policy import next_token_log_probs, pad
 from examples.tiny_rl.reload_check import regression_slope
 from examples.tiny_rl.tokenizer import TOKENIZER, write_tokenizer
 from examples.tiny_rl.trainer import Trainer, TrainerOptions, rloo_advantages
-from foreshock_service.present.pages.tokenizers import announced_names, configured_vocabulary, texts_of
+from foreshock_service.present.pages.tokenizers import announced_vocabulary, texts_of
 
 
 def test_equal_rewards_of_a_prompt_give_no_update() -> None:
@@ -72,9 +72,8 @@ def finished(text: str) -> list[int]:
 def test_text_of_each_token_is_the_tasks(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     write_tokenizer(tmp_path)  # a second start of the demo
-    names = announced_names([{"tokenizer": TOKENIZER}], "another model")
     ids = task.encode(task.CHARACTERS)
-    vocabulary = configured_vocabulary(str(tmp_path), names)
+    vocabulary = announced_vocabulary(str(tmp_path), [{"tokenizer": TOKENIZER}], "another model")
     assert vocabulary is not None
     texts = texts_of(vocabulary, [*ids, task.PAD, task.END_OF_SEQUENCE])
     assert "".join(texts[token_id] for token_id in ids) == task.decode(ids) == task.CHARACTERS

@@ -12,27 +12,18 @@ DEEPEST = 3
 """Most folders below the root: owner, name and revision."""
 
 
-def known_tokenizers(root: str) -> dict[str, Path]:
-    """Return the tokenizer files below the root by the name of their folder, such as `Qwen/Qwen3-8B`."""
-    if not root:
-        return {}
-    folder = Path(root)
-    patterns = ("/".join(["*"] * depth + [FILE_NAME]) for depth in range(1, DEEPEST + 1))
-    return {
-        found.parent.relative_to(folder).as_posix(): found for pattern in patterns for found in folder.glob(pattern)
-    }
+def announced_vocabulary(
+    root: str, fingerprints: Iterable[Mapping[str, Any]], model: str | None
+) -> Sequence[str] | None:
+    """Return the vocabulary of the tokenizer that a run announces, else of its model; None if none can be read.
 
-
-def announced_names(fingerprints: Iterable[Mapping[str, Any]], model: str | None) -> list[str]:
-    """Return the names by which a run announces its tokenizer, the preferred one first."""
-    named = [each["tokenizer"] for each in fingerprints if isinstance(each.get("tokenizer"), str)]
-    return [*named, *([model] if model else [])]
-
-
-def configured_vocabulary(root: str, names: Sequence[str]) -> Sequence[str] | None:
-    """Return the vocabulary of the first of these names below the root; None if there is none that can be read."""
-    known = known_tokenizers(root)
-    file = next((known[name] for name in names if name in known), None)
+    A tokenizer is known by the name of its folder below the root, such as `Qwen/Qwen3-8B`.
+    """
+    folder, names = Path(root), [each.get("tokenizer") for each in fingerprints]
+    patterns = ("/".join(["*"] * depth + [FILE_NAME]) for depth in range(1, DEEPEST + 1)) if root else ()
+    files = (found for pattern in patterns for found in folder.glob(pattern))
+    known = {found.parent.relative_to(folder).as_posix(): found for found in files}
+    file = next((known[name] for name in (*names, model) if isinstance(name, str) and name in known), None)
     return None if file is None else _load(file, file.stat().st_mtime_ns)
 
 
@@ -40,10 +31,6 @@ def texts_of(vocabulary: Sequence[str], token_ids: Iterable[int]) -> dict[int, s
     """Return the text of each token id; of an id beyond the vocabulary the number, as `‹7›`."""
     size = len(vocabulary)
     return {each: (each < size and vocabulary[each]) or f"‹{each}›" for each in set(token_ids)}
-
-
-def unknown_in(texts: Mapping[int, str]) -> int:
-    return sum(text == f"‹{token_id}›" for token_id, text in texts.items())
 
 
 @lru_cache(maxsize=4)

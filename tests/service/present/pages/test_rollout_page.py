@@ -152,16 +152,12 @@ def tokenizer_below(root: Path, name: str) -> None:
 
 def test_tokens_are_text_by_the_announced_tokenizer_of_the_configured_folder(tmp_path: Path) -> None:
     tokenizer_below(tmp_path, "owner/tiny")
-    vocabulary = tokenizers.configured_vocabulary(
-        str(tmp_path), tokenizers.announced_names([{"tokenizer": "owner/tiny"}], None)
-    )
+    vocabulary = tokenizers.announced_vocabulary(str(tmp_path), [{"tokenizer": "owner/tiny"}], None)
     assert vocabulary is not None
-    texts = tokenizers.texts_of(vocabulary, [0, 1, 9])
-    assert texts == {0: " hello", 1: "world", 9: "‹9›"}
-    assert tokenizers.unknown_in(texts) == 1
-    assert tokenizers.announced_names([{}], "owner/tiny") == ["owner/tiny"]
+    assert tokenizers.texts_of(vocabulary, [0, 1, 9]) == {0: " hello", 1: "world", 9: "‹9›"}
+    assert tokenizers.announced_vocabulary(str(tmp_path), [{}], "owner/tiny") == vocabulary
     (tmp_path / "owner/tiny/tokenizer.json").write_text('{"no": "tokenizer"}')
-    assert tokenizers.configured_vocabulary(str(tmp_path), ["owner/tiny"]) is None
+    assert tokenizers.announced_vocabulary(str(tmp_path), [], "owner/tiny") is None
 
 
 def test_texts_are_those_that_a_worker_sent_and_ids_beyond_them_are_counted(site: Site) -> None:
@@ -198,6 +194,6 @@ def test_texts_are_those_that_a_worker_sent_and_ids_beyond_them_are_counted(site
 def test_name_of_a_tokenizer_never_becomes_a_path(tmp_path: Path, name: str) -> None:
     tokenizer_below(tmp_path / "root", "owner/tiny")
     tokenizer_below(tmp_path, "outside")
-    assert tokenizers.configured_vocabulary(str(tmp_path / "root"), [name]) is None
-    assert list(tokenizers.known_tokenizers(str(tmp_path / "root"))) == ["owner/tiny"]
-    assert tokenizers.known_tokenizers("") == {}
+    assert tokenizers.announced_vocabulary(str(tmp_path / "root"), [{"tokenizer": name}], name) is None
+    assert tokenizers.announced_vocabulary(str(tmp_path / "root"), [{"tokenizer": "owner/tiny"}], None) is not None
+    assert tokenizers.announced_vocabulary("", [], "owner/tiny") is None

@@ -146,8 +146,8 @@ def token_texts(viewing: Viewing, run: Run, attempt: int, token_ids: Sequence[in
     found = vocabulary_of_run(viewing.session, run)
     if found is None:
         fingerprints = attempts.fingerprints_of_attempts(viewing.session, run.id, [attempt]).values()
-        names = tokenizers.announced_names(fingerprints, run.model)
-        found = tokenizers.configured_vocabulary(viewing.context.settings.tokenizers_folder, names)
+        root = viewing.context.settings.tokenizers_folder
+        found = tokenizers.announced_vocabulary(root, fingerprints, run.model)
     return None if found is None else tokenizers.texts_of(found, token_ids)
 
 
@@ -158,7 +158,7 @@ def _note(texts: dict[int, str] | None) -> str:
             "Token ids: no tokenizer is known yet. The first replay with the run's weights brings it, or name a folder "
             "with tokenizers: FORESHOCK_TOKENIZERS_FOLDER."
         )
-    unknown = tokenizers.unknown_in(texts)
+    unknown = sum(text == f"‹{token_id}›" for token_id, text in texts.items())
     ids = "token id is" if unknown == 1 else "token ids are"
     return f"{unknown} {ids} beyond the tokenizer: it may be another model's." if unknown else ""
 
