@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,17 @@ from foreshock.client.client import Client
 from foreshock.client.connection import run_url
 from foreshock.client.reader import Reader
 from foreshock.commands.option_types import SECONDS
-from foreshock.commands.queries import closing_import, losses_of, refuse_losses, wait_for_delivery
+from foreshock.commands.queries import find_run
+from foreshock.commands.text import Progress
 from foreshock.diagnosis.quantities import recognised
 from foreshock.diagnosis.wording import names_read, plural
-from foreshock.errors import ConfigurationError, Rejected, RolloutsError
+from foreshock.errors import ConfigurationError, Rejected, RolloutsError, ServiceError, ServiceUnavailable
 from foreshock.importers import FORMATS, Dump, DumpFormat, ImportedStep, ReadOptions, formats_of
 from foreshock.importers.texts import lacks_tokens
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 
 _POLL_SECONDS = 0.5
+_STALLED_SECONDS = 120.0
 _Files = tuple[tuple[str, int, int], ...]
 """Name, size and time of change of each file of a dump."""
 
@@ -105,18 +107,22 @@ def import_dumps(
     arguments: argparse.Namespace,
     start: Callable[[], None],
 ) -> int:
-    """Import the dumps with a client, and close it. Raises ForeshockError.
+    """Import the dumps with a client, and close it. Raises ForeshockError, and marks the run as failed then.
 
     `start` starts its run: with --follow at once, else after the first dump was read.
     """
     importing = _Importing(client, kind, options, arguments, start)
     try:
-        with closing_import(client, reader, unfinished=arguments.unfinished):
-            status = importing.follow() if arguments.follow else importing.once()
-            if not arguments.unfinished and not importing.interrupted:
-                client.finish()
-                wait_for_delivery(client)
+        status = importing.follow() if arguments.follow else importing.once()
+        if not arguments.unfinished and not importing.interrupted:
+            client.finish()
+            _wait_for_delivery(client)
+    except BaseException:
+        if not arguments.unfinished:
+            _fail_run(client, reader)
+        raise
     finally:
+        client.close()
         if importing.is_started:
             importing.summarise(reader)
     return status
@@ -153,7 +159,7 @@ class _Importing:
             self._log(self.kind.read(dump, self.options))
         if not self.is_started:
             raise ConfigurationError(f"no dump in {str(self.path)!r} is finished")
-        wait_for_delivery(self.client)
+        _wait_for_delivery(self.client)
         return 0
 
     def follow(self) -> int:
@@ -246,15 +252,69 @@ class _Importing:
         """Wait for the service, however long it takes. Raises Rejected for items of this step."""
         while (status := self.client.flush(2.0)).undelivered:
             self._remark(f"waiting for the service: {status.reason or 'no answer yet'}")
-        lost = losses_of(self.client)
+        lost = _losses_of(self.client)
         if lost > self.lost:
             self.lost = lost
-            refuse_losses(self.client)
+            _refuse_losses(self.client)
 
     def _remark(self, text: str) -> None:
         if text not in self.remarks:
             self.remarks.add(text)
             print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+def _wait_for_delivery(client: Client) -> None:
+    """Wait until everything is delivered. Raises ServiceUnavailable if it stalls, Rejected for rejected items."""
+    progress = Progress("delivering", client.counters.accepted)
+    delivered, since = -1, time.monotonic()
+    while (status := client.flush(0.2)).undelivered:
+        now = client.counters.delivered
+        progress.show(now)
+        if now != delivered:
+            delivered = now
+            since = time.monotonic()
+        elif time.monotonic() - since > _STALLED_SECONDS:
+            raise ServiceUnavailable(
+                f"nothing was delivered for {_STALLED_SECONDS:.0f} s ({status.reason or 'no answer'}); the rest is "
+                f"kept in {client.settings.spool_directory} and sent by the next import"
+            )
+    progress.show(client.counters.delivered)
+    _refuse_losses(client)
+
+
+def _losses_of(client: Client) -> int:
+    """Return the number of items that were rejected, dropped, or could not be encoded.
+
+    Rollouts that were left out of a shard are none: the service is told of them, and their shard has arrived.
+    """
+    now = client.counters.snapshot()
+    return int(now.rejected + now.invalid - now.left_out + now.dropped)
+
+
+def _refuse_losses(client: Client) -> None:
+    """Raise Rejected if the service rejected items, or the client dropped some or could not encode them."""
+    now = client.counters.snapshot()
+    if _losses_of(client):
+        kept = client.settings.spool_directory / "*.rejected"
+        raise Rejected(
+            f"{plural(now.rejected, 'item')} rejected by the service ({kept}), {now.invalid} invalid, "
+            f"{now.dropped} dropped"
+        )
+
+
+def _fail_run(client: Client, reader: Reader) -> None:
+    """Mark the run as failed, unless it had ended before."""
+    if client.newest_step < 0:
+        return
+    client.flush(client.settings.exit_seconds)
+    with suppress(ServiceError):
+        if client.run_id is not None and find_run(reader, client.run_id).state in ("running", "stale"):
+            client.finish(failed=True)
+            print(
+                f"note: the run {client.run_key} is marked as failed; the same command continues it: what is stored is "
+                "not sent again",
+                file=sys.stderr,
+            )
 
 
 @contextmanager

@@ -1,10 +1,8 @@
-"""The commands' queries about a run, and their checks of a client's delivery."""
+"""The commands' queries about a run."""
 
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import httpx
@@ -12,86 +10,10 @@ import httpx
 from foreshock.api.attribution import AttributionRecord
 from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AlertRecord
-from foreshock.client.client import Client
 from foreshock.client.reader import Reader
-from foreshock.commands.text import Progress
 from foreshock.comparisons import STEP_ROW
 from foreshock.diagnosis.quantities import FIRST_SOURCE, NAMES, names_of, preferred_values
-from foreshock.diagnosis.wording import plural
-from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceError, ServiceUnavailable, did_you_mean
-
-_STALLED_SECONDS = 120.0
-
-
-def wait_for_delivery(client: Client) -> None:
-    """Wait until everything is delivered. Raises ServiceUnavailable if it stalls, Rejected for rejected items."""
-    progress = Progress("delivering", client.counters.accepted)
-    delivered, since = -1, time.monotonic()
-    while (status := client.flush(0.2)).undelivered:
-        now = client.counters.delivered
-        progress.show(now)
-        if now != delivered:
-            delivered = now
-            since = time.monotonic()
-        elif time.monotonic() - since > _STALLED_SECONDS:
-            raise ServiceUnavailable(
-                f"nothing was delivered for {_STALLED_SECONDS:.0f} s ({status.reason or 'no answer'}); the rest is "
-                f"kept in {client.settings.spool_directory} and sent by the next import"
-            )
-    progress.show(client.counters.delivered)
-    refuse_losses(client)
-
-
-def losses_of(client: Client) -> int:
-    """Return the number of items that were rejected, dropped, or could not be encoded.
-
-    Rollouts that were left out of a shard are none: the service is told of them, and their shard has arrived.
-    """
-    now = client.counters.snapshot()
-    return int(now.rejected + now.invalid - now.left_out + now.dropped)
-
-
-def refuse_losses(client: Client) -> None:
-    """Raise Rejected if the service rejected items, or the client dropped some or could not encode them."""
-    now = client.counters.snapshot()
-    if losses_of(client):
-        kept = client.settings.spool_directory / "*.rejected"
-        raise Rejected(
-            f"{plural(now.rejected, 'item')} rejected by the service ({kept}), {now.invalid} invalid, "
-            f"{now.dropped} dropped"
-        )
-
-
-@contextmanager
-def closing_import(client: Client, reader: Reader, *, unfinished: bool) -> Iterator[None]:
-    """Close the client after the block. If that raises, mark its run as failed, unless the run had ended before.
-
-    `unfinished` leaves the run's state as it is.
-    """
-    try:
-        yield
-    except BaseException:
-        if not unfinished:
-            _fail_run(client, reader)
-        raise
-    finally:
-        client.close()
-
-
-def _fail_run(client: Client, reader: Reader) -> None:
-    if client.newest_step < 0:
-        return
-    client.flush(client.settings.exit_seconds)
-    run = client.run_id
-    with suppress(ServiceError):
-        if run is not None and find_run(reader, run).state in ("running", "stale"):
-            client.finish(failed=True)
-            print(
-                f"note: the run {client.run_key} is marked as failed; the same command continues it: what is stored is "
-                "not sent again",
-                file=sys.stderr,
-            )
-
+from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable, did_you_mean
 
 Answer = TypeVar("Answer")
 

@@ -77,7 +77,7 @@ def test_imported_run_is_complete(imported: RunningService, capsys: pytest.Captu
 
 def test_importing_twice_is_safe(imported: RunningService, capsys: pytest.CaptureFixture[str], recorded: Path) -> None:
     assert run(imported, *import_words(recorded)) == 0
-    assert "30 shards of rollouts imported, 30 of them already stored" in capsys.readouterr().out
+    assert "30 steps (1 to 30) with 480 rollouts imported, 30 shards of them already stored" in capsys.readouterr().out
 
 
 def test_importing_other_rollouts_under_the_same_key_is_rejected(
