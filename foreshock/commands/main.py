@@ -12,7 +12,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import foreshock
 from foreshock.commands.command import Command, SuggestingParser
@@ -24,19 +23,12 @@ _OWN_PACKAGES = ("foreshock", "foreshock_service", "foreshock_probes")
 _DESCRIPTION = "The seismograph of LLM reinforcement learning: training-inference mismatch, its causes, early warning."
 
 
-@dataclass(frozen=True, slots=True)
 class MissingExtra(Exception):
-    """A command whose dependencies are not installed."""
+    """A command whose dependencies are not installed; `extra` installs them."""
 
-    command: str
-    extra: str
-    module: str
-
-    def __str__(self) -> str:
-        return (
-            f"`{self.command}` needs the extra `{self.extra}` ({self.module} is not installed): "
-            f"{install_command(self.extra)}"
-        )
+    def __init__(self, command: str, extra: str, module: str) -> None:
+        super().__init__(f"`{command}` needs the extra `{extra}` ({module} is not installed): {install_command(extra)}")
+        self.extra = extra
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,10 +129,8 @@ def _as_missing_extra(point: importlib.metadata.EntryPoint, error: ModuleNotFoun
     package = point.module.partition(".")[0]
     if not module or module in _OWN_PACKAGES or package == "foreshock":
         return error
-    extra = {"foreshock_service": "service", "foreshock_probes": "vllm" if module == "vllm" else "probes"}.get(
-        package, package
-    )
-    return MissingExtra(point.name, extra, module)
+    extras = {"foreshock_service": "service", "foreshock_probes": "vllm" if module == "vllm" else "probes"}
+    return MissingExtra(point.name, extras.get(package, package), module)
 
 
 if __name__ == "__main__":

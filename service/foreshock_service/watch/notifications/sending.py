@@ -33,7 +33,6 @@ class Message:
     `page` is the address of the run's page; `said` is its diagnosis when this is sent.
     """
 
-    id: str
     change: str
     alert: Alert | None
     run: Run
@@ -235,7 +234,7 @@ def send_test(name: str) -> None:
     run = Run(id="run_test", key="test", project="default")
     headline = "Warning since step 0: a test of this target."
     said = replace(NOTHING_YET, next_steps=(), verdict="warning", headline=headline)
-    message = Message(new_identifier("notification"), "opened", alert, run, f"{settings.page_root}/", said)
+    message = Message("opened", alert, run, f"{settings.page_root}/", said)
     try:
         send(targets[name], message, now)
     except SendingFailed as error:

@@ -88,7 +88,7 @@ def _message(session: Session, row: Notification, page_root: str) -> Message | N
     if of_verdict and said.verdict != row.change.removeprefix(_PREFIX):
         return None
     page = page_root + page_addresses.run_page_path(run.project, run.key)
-    return Message(row.id, "verdict" if of_verdict else row.change, alert, run, page, said)
+    return Message("verdict" if of_verdict else row.change, alert, run, page, said)
 
 
 _SECOND_US = 1_000_000
