@@ -34,7 +34,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.bars import Line, report
-from benchmarks.doctor.case import Case, Fault
+from benchmarks.doctor.case import SEVERAL, Case, Fault
+from benchmarks.doctor.engine_cases import ENGINE_FAULTS, engine_fields
 from benchmarks.doctor.faults import CONTROLS, FAULTS, FOREIGN, TOGETHER
 from benchmarks.doctor.lab import batch_of
 from foreshock.doctor import Budget, DoctorReport, examine
@@ -43,6 +44,7 @@ from foreshock_probes.doctor.experimenter import TorchExperimenter
 
 LOCKED = 22_000
 PAIRS = 30
+GROUPS = ("faults", "pairs", "controls", "together", "foreign", "engine")
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=LOCKED)
     parser.add_argument("--only", default="")
-    parser.add_argument("--groups", default="faults,pairs,controls,together,foreign")
+    parser.add_argument("--groups", default=",".join(GROUPS))
     parser.add_argument("--sizes", default="0,1,2", help="of the faults: 0 is the smallest")
     parser.add_argument("--share", type=int, default=1, help="every n-th case only; 3: each once, in turn of sizes")
     arguments = parser.parse_args()
@@ -163,7 +165,12 @@ def main() -> int:
             continue
         if group in ("faults", "together") and str(size) not in arguments.sizes.split(","):
             continue
-        results.append(_run(group, name, faults, kind, size, arguments.seed + number))
+        if group == "engine":  # one engine samples for all cases of a model
+            case = Case.of(kind, arguments.seed + SEVERAL.index(kind), **engine_fields(kind))
+            case.seed = arguments.seed + number
+        else:
+            case = Case.of(kind, arguments.seed + number)
+        results.append(_run(group, name, faults, case, size))
         print(_line(results[-1]), flush=True)
     return _summary(results)
 
@@ -194,16 +201,25 @@ def _cases(groups: list[str]) -> Iterator[tuple[str, str, tuple[Fault, ...], str
             yield "together", fault.name, (fault,), fault.kinds[(number + size) % len(fault.kinds)], size
     for number, fault in enumerate(FOREIGN if "foreign" in groups else ()):
         yield "foreign", fault.name, (fault,), fault.kinds[number % len(fault.kinds)], 1
+    # The cases of one engine follow each other.
+    for fault in sorted(ENGINE_FAULTS if "engine" in groups else (), key=lambda each: each.kinds):
+        yield "engine", fault.name, (fault,), fault.kinds[0], 1
 
 
-def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int, seed: int) -> Result:
-    case = Case.of(kind, seed)
+def _run(group: str, name: str, faults: tuple[Fault, ...], case: Case, size: int) -> Result:
     case.size = size
     case.prompts, case.responses = faults[0].rollouts[size]
-    case.sampled()
+    if group != "engine":
+        case.sampled()
     for fault in faults:
         fault.inject(case)
-    is_within = group == "faults" and faults[0].side != "both" and not case.attributes and name != "bypass"
+    is_within = (
+        group in ("faults", "engine")
+        and bool(faults[0].causes)
+        and faults[0].side != "both"
+        and not case.attributes
+        and name != "bypass"
+    )
     is_within = is_within and case.is_within_rounding(faults[0].side)
     batch = batch_of(case.rows, case.pi, BatchAttributes(**case.attributes), **case.columns)
     with tempfile.TemporaryDirectory() as folder:
@@ -215,7 +231,9 @@ def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int,
     sides = tuple(fault.side for fault in faults)
     wanted = tuple((fault.side, fault.causes) for fault in faults if fault.causes)
     values = {word: value for fault in faults for word, value in fault.values[size].items()}
-    return Result(group, f"{name} [{kind}, {size}]", sides, wanted, report, budget.replays, seconds, values, is_within)
+    return Result(
+        group, f"{name} [{case.kind}, {size}]", sides, wanted, report, budget.replays, seconds, values, is_within
+    )
 
 
 def _line(result: Result) -> str:
@@ -235,11 +253,9 @@ def _share(values: list[bool]) -> float | None:
 
 
 def _summary(results: list[Result]) -> int:
-    groups = {
-        name: [each for each in results if each.group == name]
-        for name in ("faults", "pairs", "controls", "together", "foreign")
-    }
-    faults, pairs, controls, together, foreign = groups.values()
+    groups = {name: [each for each in results if each.group == name] for name in GROUPS}
+    faults, pairs, controls, together, foreign, engine = groups.values()
+    of_vllm, healthy = ([each for each in engine if bool(each.wanted) is has] for has in (True, False))
     print(", ".join(f"{name}: {len(each)} cases" for name, each in groups.items()))
     for size in range(3):
         of_size = [each for each in faults if each.name.endswith(f", {size}]")]
@@ -259,6 +275,8 @@ def _summary(results: list[Result]) -> int:
             Line("side_right_nothing_false", "side right, nothing false", side_right, 0.90, at_least=True),
             Line("pairs_both", "pairs, both named", _share([each.has_all for each in pairs]), 0.9, at_least=True),
             Line("together", "parameters together", _share([each.is_right for each in together]), 0.9, at_least=True),
+            Line("of_vllm", "sampled by vLLM", _share([each.is_right for each in of_vllm]), 0.95, at_least=True),
+            Line("false_of_vllm", "healthy vLLM, false", sum(bool(each.named) for each in healthy), 0),
             Line("named_below", "named, share < 0.9", sum(each.is_named_in_part for each in results), 0),
             Line("wrong_sizes", "wrong sizes", sum(each.has_wrong_values for each in results), 0),
             Line("false_in_controls", "controls, false", sum(not each.is_free_of_false for each in controls), 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,13 @@ class Case:
     columns: dict[str, Any] = field(default_factory=dict)
     engine: Any = None
     """The model whose folder is announced for the engine; None: `model`."""
+    resample: Callable[[Case], None] | None = None
+    """How a healthy engine samples, if it is not the lab's."""
 
     @classmethod
-    def of(cls, kind: str, seed: int) -> Case:
-        """Return a case whose trainer holds version 10; version 7 is known too."""
-        model = new_model(kind, seed)
+    def of(cls, kind: str, seed: int, **fields: Any) -> Case:
+        """Return a case whose trainer holds version 10; version 7 is known too. `fields` are of the configuration."""
+        model = new_model(kind, seed, **fields)
         return cls(kind, seed, model, updated(model, seed + 1, 0.03))
 
     def sampled(self, model: Any = None, process: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -77,13 +79,18 @@ class Case:
         right = [np.concatenate(score(self.model, self.rows, Pass(each))) for each in _ORDINARY]
         own = right[_ORDINARY.index("bfloat16" if side == "rollout" else "autocast")]
         moved = _half_square(np.concatenate(self.logged(side)), own)
-        if moved <= max(_half_square(*pair) for pair in combinations(right, 2)):
+        largest = max(_half_square(*pair) for pair in combinations(right, 2))
+        if moved <= largest:
             return True
         if side == "trainer":
             return False  # the same pass over the same rows gives the same values
-        control = Case.of(self.kind, self.seed)
-        control.prompts, control.responses = self.prompts, self.responses
-        control.sampled()
+        control = replace(self)
+        if self.resample is None:
+            control.sampled()
+        elif moved > 10 * largest:
+            return False  # no engine has to be started for a fault that large
+        else:
+            self.resample(control)
         scored = np.concatenate(score(control.model, control.rows, Pass("bfloat16")))
         return _half_square(np.concatenate(control.rows.mu), scored) > 0.1 * moved
 

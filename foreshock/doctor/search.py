@@ -17,11 +17,12 @@ from dataclasses import replace
 
 from foreshock.doctor.attempts import Attempts
 from foreshock.doctor.catalogue import FAMILIES, FREE, Variant, variants_of
-from foreshock.doctor.changes import BudgetSpentError, Change
+from foreshock.doctor.changes import BudgetSpentError, CannotTryError, Change
 from foreshock.doctor.data import ROUNDED
 from foreshock.doctor.fills import prompt_of
 from foreshock.doctor.fits import selected
 from foreshock.doctor.floors import ONE_OF_TWO_ROUNDINGS
+from foreshock.doctor.naming import NAMED_SHARE
 from foreshock.doctor.pairs import further, pair
 from foreshock.doctor.trials import Trial, mixtures
 
@@ -43,6 +44,7 @@ def explain(attempts: Attempts) -> Trial:
     found = _single(attempts, _CHEAP if little else FAMILIES) or attempts.best()
     if found is None and naming.mean(base) > attempts.floors.rounding:
         found = _in_another_precision(attempts) or pair(attempts)
+    found = found or _while_decoding(attempts)
     if found is None:
         return base
     return further(attempts, found) if found.rows.all() else found
@@ -122,6 +124,30 @@ def _in_another_precision(attempts: Attempts) -> Trial | None:
         return None
     named = [each for each in attempts.refined(nearest) if naming.names(each)]
     return min(named, key=lambda each: each.gap, default=None)
+
+
+def _while_decoding(attempts: Attempts) -> Trial | None:
+    """Return the cause of sampling that explains most, if it may be named in a decode, whose rounding has hidden it.
+
+    It must be exact there, and explain nine tenths of what the decode alone leaves, more than any other such cause.
+    """
+    naming, base, families = attempts.naming, attempts.base, variants_of("sampling", attempts.subject, attempts.side)
+    wholes = [each for each in attempts.trials if each.sampling is not base.sampling and each.rows.all()]
+    nearest = min(wholes, key=lambda each: each.gap, default=base)
+    if attempts.side != "rollout" or nearest.gap > ONE_OF_TWO_ROUNDINGS * base.gap:
+        return None
+    try:
+        decoded = base.change.plus(Change.of(composition="decode"))
+        start = attempts.replays.plain(decoded, base.sampling, attempts.whole)
+    except CannotTryError as error:
+        attempts.not_tried["decoding token by token"] = str(error)
+        return None
+    if naming.is_exact(start):
+        return None
+    tried = [trial for each in families for trial in attempts.of(start, (each,)) if trial.rows.all()]
+    found = min(tried, key=lambda each: each.gap, default=start)
+    is_cause = attempts.share(found, start)[1] >= NAMED_SHARE and naming.needs_both(found, start, tried)
+    return found if is_cause and naming.is_exact(found) and naming.names(found) else None
 
 
 def _little(attempts: Attempts) -> str:

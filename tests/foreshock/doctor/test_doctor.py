@@ -59,6 +59,18 @@ def test_forward_pass_is_searched_only_beyond_what_decoding_differs_by(batch: Ro
     assert any(change.get("positions") for change in lab.made) != is_left
 
 
+@pytest.mark.parametrize("has_fault", [True, False])
+def test_ids_that_the_rounding_of_decoding_hides_are_named_in_a_decode(batch: RolloutBatch, has_fault: bool) -> None:
+    lab = FakeExperimenter(batch)
+    lab.sizes_of_compositions["decode"] = 0.03
+    sampling = Sampling(biases=((5, -0.2),)) if has_fault else Sampling()
+    decoded = Change.of(weights="step_10", precision="bfloat16", composition="decode")
+    compared = Compared.of(batch, np.zeros(batch.num_tokens, np.float32))
+    values = sampling.log_probs(lab.logits(decoded), compared).astype(np.float32)
+    report = examine(replace(batch, rollout_log_probs=values), lab)
+    assert [each.cause for each in report.causes] == ["token_bias"] * has_fault
+
+
 def test_older_weights_of_the_engine_are_named_on_its_side(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, logged(lab, weights="step_7"), logged(lab))
     assert [(each.side, each.cause, each.value) for each in report.causes] == [("rollout", "other_weights", "step_7")]
