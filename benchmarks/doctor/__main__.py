@@ -155,13 +155,18 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--groups", default=",".join(GROUPS))
     parser.add_argument("--sizes", default="0,1,2", help="of the faults: 0 is the smallest")
+    parser.add_argument("--kinds", default=",".join(SEVERAL), help="the models")
     parser.add_argument("--share", type=int, default=1, help="every n-th case only; 3: each once, in turn of sizes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     results = []
     for number, (group, name, faults, kind, size) in enumerate(_cases(arguments.groups.split(","))):
-        if arguments.only not in name or (number + number // 3) % arguments.share:
+        if (
+            kind not in arguments.kinds.split(",")
+            or arguments.only not in name
+            or (number + number // 3) % arguments.share
+        ):
             continue
         if group in ("faults", "together") and str(size) not in arguments.sizes.split(","):
             continue

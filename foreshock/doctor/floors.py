@@ -76,7 +76,7 @@ class Floors:
         usual = tried["bfloat16" if side == "rollout" else "autocast"]
         some = self._some(_SHARE_FOR_REFERENCE)
         reference = self._nearest(_REFERENCE, samplings, some)
-        if self._is_clearly_nearer(reference, some.restricted(usual), some.compared):
+        if not some.rows or self._is_clearly_nearer(reference, some.restricted(usual), some.compared):
             tried[_REFERENCE] = reference = self._nearest(_REFERENCE, samplings, self._whole)
             some = self._whole
             if self._is_equal(reference):

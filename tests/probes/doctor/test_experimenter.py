@@ -375,14 +375,14 @@ def test_weights_that_cannot_be_replayed_end_with_a_sentence(
         assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("prompt", "length"), [(1, 6), (0, 6), (3, 2_000)])
+@pytest.mark.parametrize(("number", "prompt", "length"), [(3, 1, 6), (3, 0, 6), (3, 3, 2_000), (1, 1, 1)])
 def test_few_rollouts_short_prompts_and_long_responses_are_reported(
-    prompt: int, length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: int, prompt: int, length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three rollouts are enough for a report; what cannot be tried, or not in the time, is listed."""
+    """One rollout is enough for a report; what cannot be tried, or not in the time, is listed."""
     folder, random = save_checkpoint(tmp_path / "step_0010", 1, max_position_embeddings=4096), np.random.default_rng(1)
-    ids = [[random.integers(0, VOCABULARY, size).tolist() for _ in range(3)] for size in (prompt, length)]
-    plain = RolloutBatch.from_lists(["a", "b", "c"], *ids)
+    ids = [[random.integers(0, VOCABULARY, size).tolist() for _ in range(number)] for size in (prompt, length)]
+    plain = RolloutBatch.from_lists(["a", "b", "c"][:number], *ids)
     values = np.nan_to_num(one_by_one(folder, plain), nan=-1.0)
     noise = random.normal(0, 0.5, plain.num_tokens).astype(np.float32)
     batch = replace(plain, rollout_log_probs=np.minimum(values + noise, 0), trainer_log_probs=values)
