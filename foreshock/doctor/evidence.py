@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 
@@ -118,8 +119,13 @@ def _resampled(values: Float64, compared: Compared) -> Float64:
     """Return the sums of `values` [K, T] over resampled prompts, [K, resamples]."""
     number = int(compared.groups.max(initial=0)) + 1
     sums = np.stack([np.bincount(compared.groups, each, number) for each in values])
-    draws = np.random.default_rng(27).multinomial(number, np.full(number, 1 / number), _RESAMPLES)
-    return np.asarray(sums @ draws.T)
+    return np.asarray(sums @ _draws(number).T)
+
+
+@functools.lru_cache(maxsize=8)
+def _draws(number: int) -> NDArray[np.int64]:
+    """Return how often each of `number` prompts is drawn, [resamples, number]; a search asks hundreds of times."""
+    return np.random.default_rng(27).multinomial(number, np.full(number, 1 / number), _RESAMPLES)
 
 
 def share_range(before: Float64, after: Float64, compared: Compared) -> tuple[float, float, float]:

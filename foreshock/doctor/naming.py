@@ -73,6 +73,10 @@ class Naming:
         self._tokens = max(int(compared.usable.sum()), 1)
         self._weights = (np.ones(compared.rows.size), floors.weights)
         self._rounding = (floors.rounding, floors.weighted_rounding)
+        self._beyond = tuple(
+            mean_range(self._base.halves * by, compared)[0] > floor
+            for by, floor in zip(self._weights, self._rounding, strict=True)
+        )
         by_id = np.bincount(compared.ids, floors.base.halves)
         self._is_of_one_id = float(by_id.max(initial=0.0)) > _ONE_ID * float(by_id.sum())
         self._chances: dict[tuple[Trial, Trial], float] = {}
@@ -130,7 +134,7 @@ class Naming:
 
     def is_beyond(self, kind: Kind) -> bool:
         """Whether the side is beyond ordinary rounding."""
-        return mean_range(self._base.halves * self._weights[kind], self._compared)[0] > self._rounding[kind]
+        return self._beyond[kind]
 
     def _times(self, trial: Trial) -> float:
         """Return how many times the usual rounding that of a trial is: sums of tokens have more, and what is quantised
