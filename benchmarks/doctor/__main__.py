@@ -5,7 +5,8 @@ Tuning seeds are 0 … 999: thresholds were chosen on them. Locked seeds are use
 and 5,000 … 5,065 only for faults. 7,000 … 7,746 were used in part and changed rules. 9,000 … 9,317 are in
 `results/doctor.txt`, 9,500 … 9,700 were used in part. 10,000 … 10,035 (parameters together), 10,100 … 10,346 and
 10,300 … 10,359 were used in part, as were 11,000 … 11,002, 12,000 … 15,010 and, foreign ones only,
-16,000 … 16,045, 17,000 … 17,251 in part, 18,000 … 18,848, 20,000 … 20,251 and 21,000 … 21,445.
+16,000 … 16,045, 17,000 … 17,251 in part, 18,000 … 18,848, 20,000 … 20,251, 21,000 … 21,445,
+22,000 … 22,259, 23,000 … 23,042 (engine) and 24,000 … 24,017 (foreign).
 19,000 … 19,999 are for tuning.
 
 **Within rounding.** A single fault of one side that moves its log-probs by no more than rounding does
@@ -42,7 +43,7 @@ from foreshock.doctor import Budget, DoctorReport, examine
 from foreshock.rollouts import BatchAttributes
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-LOCKED = 22_000
+LOCKED = 25_000
 PAIRS = 30
 GROUPS = ("faults", "pairs", "controls", "together", "foreign", "engine")
 

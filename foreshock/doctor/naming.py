@@ -49,6 +49,9 @@ _ONE_ID = 0.9
 _MOVED = 0.1
 """The least change of a prompt's mean d²/2 by a trial, in multiples of that of all; below it is none."""
 
+_TOKENS_OF_A_FIT = 10
+"""The least tokens for each fitted parameter; a few tokens fit any."""
+
 Kind = Literal[0, 1]
 """How tokens count: 0 all alike, 1 by the weights of the floors."""
 
@@ -86,6 +89,8 @@ class Naming:
     def names(self, trial: Trial, *, against_others: bool = True) -> bool:
         """Whether a trial reproduces the side, explains nearly all of its difference, and may be named."""
         if self.mean(trial) > (1 - NAMED_SHARE) * self.mean(self._base):
+            return False
+        if self._tokens < _TOKENS_OF_A_FIT * sum(bool(each.fit) for each in trial.variants):
             return False
         if self._is_of_one_id and any(_is_of_computation(each) for each in trial.variants):
             return False
