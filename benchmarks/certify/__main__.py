@@ -40,7 +40,8 @@ from foreshock.model_kind import known_model_kind
 from foreshock.scorers import ENGINE_DECODE, ENGINE_REPLAY, ROUNDED
 from foreshock_probes.certify import explaining, parts
 from foreshock_probes.certify.certification import Asked, Certification
-from foreshock_probes.engines.process import Done, EngineError, ScoreTask, process_variables
+from foreshock_probes.engines.process import Done, EngineError, process_variables
+from foreshock_probes.scorers.request import ScoreTask
 
 BUILD = Path(__file__).parents[2] / "build" / "certify"
 REPETITIONS = 20

@@ -37,7 +37,8 @@ from foreshock.rollouts.scores import ScoreBatch
 from foreshock.scorers import default_scorers, split_score_name
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.process import ScoreTask, run_tasks
+from foreshock_probes.engines.process import run_tasks
+from foreshock_probes.scorers.request import ScoreTask
 from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.worker import Worker
 
@@ -171,15 +172,16 @@ class Bench:
         rollouts = self.folder / "scored.rollouts"
         rollouts.write_bytes(encode_rollouts(batch))
         task = ScoreTask(
-            scorer=scorer,
-            weights_folder=str(weights),
-            weights_digest=weights_digest(weights),
-            options=dict(options or {}),
-            rollouts=str(rollouts),
-            result=str(self.folder / "scored.scores"),
+            scorer,
+            "",
+            rollouts,
+            weights,
+            weights_digest(weights),
+            options=options or {},
+            result=self.folder / "scored.scores",
         )
         (scores,) = run_tasks(
-            [task], lambda each: decode_scores(Path(each.result).read_bytes()), self.folder, environment=environment
+            [task], lambda each: decode_scores(each.result.read_bytes()), self.folder, environment=environment
         ).results
         return scores
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
+from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -223,7 +223,7 @@ class ServiceConnection:
         """Close the connection."""
         self._http.close()
 
-    def __enter__(self) -> ServiceConnection:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:

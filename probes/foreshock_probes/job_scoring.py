@@ -22,9 +22,9 @@ from foreshock.scorers import EXACT_PAIRS, score_name
 from foreshock_probes.adapters import is_loaded_by
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import AS_IT_IS
-from foreshock_probes.engines.process import EngineError, JobAbandonedError, ScoreTask, run_tasks
+from foreshock_probes.engines.process import EngineError, JobAbandonedError, run_tasks
 from foreshock_probes.offers import Offers, imported
-from foreshock_probes.scorers.request import read_arrays
+from foreshock_probes.scorers.request import ScoreTask, read_arrays
 from foreshock_probes.service_client import TRANSFER_SECONDS, FailKind, LeaseClient
 from foreshock_probes.weights import UnknownRootError, Weights, WeightsGoneError, WeightsLibrary
 
@@ -96,29 +96,26 @@ class LeasedJob:
         """Return the task to run a scorer and write the file `result`; `function` and its arguments as in ScoreTask."""
         chosen = self.weights
         merges = chosen.adapter is not None and not is_loaded_by(requested.scorer, chosen.adapter)
-        adapter = None if merges or chosen.adapter is None else str(chosen.adapter)
+        folder = chosen.folder
+        if merges:
+            folder = self.folder / f"merged-{chosen.digest[-16:]}"
+            if not folder.exists():
+                chosen.merge(folder)
         return ScoreTask(
-            scorer=requested.scorer,
-            variant=requested.variant,
-            weights_folder=str(self._merged(chosen) if merges else chosen.folder),
-            weights_digest=chosen.digest,
-            weights_version=chosen.version,
-            adapter=adapter,
-            merged_adapter=merges,
-            options=dict(self.job.options.get(requested.scorer, {})),
+            requested.scorer,
+            requested.variant,
+            self.rollouts_file,
+            folder,
+            chosen.digest,
+            chosen.version,
+            options=self.job.options.get(requested.scorer, {}),
             accelerator=self.offers.accelerator,
-            rollouts=str(self.rollouts_file),
-            result=str(self.folder / result),
+            adapter=None if merges else chosen.adapter,
+            merged_adapter=merges,
+            result=self.folder / result,
             function=function,
-            arguments=dict(arguments or {}),
+            arguments=arguments or {},
         )
-
-    def _merged(self, weights: Weights) -> Path:
-        """Return the folder of the job's weights with their adapter merged."""
-        folder = self.folder / f"merged-{weights.digest[-16:]}"
-        if not folder.exists():
-            weights.merge(folder)
-        return folder
 
     def run_tasks(self, tasks: Sequence[ScoreTask], read: Callable[[ScoreTask], T], name: str) -> list[T]:
         """Run the tasks and return what `read` returns for each of them; `name` is that of the whole in the log."""
@@ -173,7 +170,7 @@ def score(job: LeasedJob) -> dict[str, Any] | None:
 
 def _checked_scores(task: ScoreTask) -> bytes:
     """Return a file of scores. Raises InvalidRolloutsError if it is not one."""
-    data = Path(task.result).read_bytes()
+    data = task.result.read_bytes()
     decode_scores(data)
     return data
 
@@ -185,7 +182,7 @@ def _compared(job: LeasedJob, key: str) -> dict[str, Any]:
         job.task(ScorerRecord(scorer=scorer), f"{side}.safetensors", EXACT_PART, arguments)
         for side, scorer in (("target", pair.target), ("behaviour", pair.behaviour))
     ]
-    (_, target), (values, behaviour) = job.run_tasks(tasks, lambda task: read_arrays(Path(task.result)), pair.name)
+    (_, target), (values, behaviour) = job.run_tasks(tasks, lambda task: read_arrays(task.result), pair.name)
     rollouts = job.rollouts()
     measures = measure_exact(values, rollouts.response_offsets, rollouts.generated, rollouts.group_ids)
     prints = {"target_fingerprint": target.to_dict(), "behaviour_fingerprint": behaviour.to_dict()}
@@ -223,8 +220,3 @@ def failure_of(error: Exception, stop_reason: str | None, console: WorkerConsole
         return "final", str(error)
     console.log(traceback.format_exc())
     return "retry", f"the worker failed with {type(error).__name__}: {error}"
-
-
-def names_of_job(job: LeasedJobRecord) -> str:
-    """Return the names of the job's scorers and exact pairs, for messages."""
-    return ", ".join([*(each.name for each in job.scorers), *(EXACT_PAIRS[key].name for key in job.exact_pairs)])

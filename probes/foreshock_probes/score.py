@@ -24,13 +24,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foreshock.errors import ForeshockError
-from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_rollouts, encode_scores
+from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_scores
 from foreshock_probes.engines.environment import hold_this_process
-from foreshock_probes.engines.process import OUTCOME, PROGRESS, TASKS, ErrorKind, Outcome, ScoreTask
+from foreshock_probes.engines.process import OUTCOME, PROGRESS, TASKS, ErrorKind, Outcome
 from foreshock_probes.offers import imported, load_scorer
 from foreshock_probes.scorers.request import (
     Report,
     ScoreRequest,
+    ScoreTask,
     TooFewDevicesError,
     UnsupportedScoreError,
     WarmModel,
@@ -51,36 +52,20 @@ def run(tasks: Sequence[ScoreTask], folder: Path) -> Outcome:
 
         report(0)
         try:
-            with Path(task.rollouts).open("rb") as file:
+            with task.rollouts.open("rb") as file:
                 rollouts = decode_rollouts(file)
+            request = ScoreRequest(**(vars(task) | {"rollouts": rollouts}))
             start, loading = time.monotonic(), warm.loading_seconds
-            _run_task(task, rollouts, warm, report)
+            if task.function is not None:
+                imported(task.function)(request, warm, report)
+            else:
+                _write(encode_scores(scores_of(request, warm, report)), task.result)
         except Exception as error:
             failure, reason = _failure(task, error)
             return Outcome(seconds=seconds, failure=failure, reason=reason)
         seconds.append(max(time.monotonic() - start - (warm.loading_seconds - loading), 0.0))
         done += rollouts.num_tokens
     return Outcome(seconds=seconds)
-
-
-def _run_task(task: ScoreTask, rollouts: RolloutBatch, warm: WarmModel, report: Report) -> None:
-    """Run one task and write its result."""
-    request = ScoreRequest(
-        scorer=task.scorer,
-        variant=task.variant,
-        rollouts=rollouts,
-        weights_folder=Path(task.weights_folder),
-        weights_digest=task.weights_digest,
-        weights_version=task.weights_version,
-        adapter=None if task.adapter is None else Path(task.adapter),
-        merged_adapter=task.merged_adapter,
-        options=task.options,
-        accelerator=task.accelerator,
-    )
-    if task.function is not None:
-        imported(task.function)(request, task.arguments, Path(task.result), warm, report)
-        return
-    _write(encode_scores(scores_of(request, warm, report)), Path(task.result))
 
 
 def scores_of(request: ScoreRequest, warm: WarmModel, report: Report) -> ScoreBatch:

@@ -16,9 +16,6 @@ from foreshock.errors import Rejected, WrongService
 FailKind = Literal["retry", "final", "skipped"]
 
 TRANSFER_SECONDS = 300.0
-# The service keeps 2,000 characters, including a prefix of its own.
-_LONGEST_REASON = 1_800
-_LONGEST_DOING = 300
 
 
 class LeaseLostError(Rejected):
@@ -40,19 +37,6 @@ class LeaseClient(ServiceConnection):
             raise WrongService(
                 f"{self.url} sent a lease of an unknown form; update the worker or the service: {error}"
             ) from error
-
-    def heartbeat(self, lease: LeaseRecord, doing: str = "") -> None:
-        """Extend the lease; `doing`: the job's current experiment."""
-        told = {"doing": doing[:_LONGEST_DOING]} if doing else {}
-        self.on_lease("POST", lease, "heartbeat", json_body={"token": lease.token, **told}, timeout_seconds=10.0)
-
-    def fail(self, lease: LeaseRecord, reason: str, kind: FailKind) -> None:
-        """Mark the job as failed with `reason`. `kind`: "retry", "final", or "skipped" if the weights are missing."""
-        if len(reason) > _LONGEST_REASON:
-            half = _LONGEST_REASON // 2 - 10
-            reason = f"{reason[:half]}\n[…]\n{reason[-half:]}"  # the end has the engine's last output
-        body = {"token": lease.token, "reason": reason or "no reason was given", "kind": kind}
-        self.on_lease("POST", lease, "fail", json_body=body)
 
     def on_lease(
         self,

@@ -11,13 +11,16 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from foreshock.api.leases import LeaseRecord
 from foreshock.errors import ServiceError
+from foreshock.json_values import given
 from foreshock.retry import Backoff, sleep_until_stopped
+from foreshock.scorers import EXACT_PAIRS
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.job_scoring import (
     FIRST_RETRY_SECONDS,
@@ -25,7 +28,6 @@ from foreshock_probes.job_scoring import (
     LeasedJob,
     call_service,
     failure_of,
-    names_of_job,
 )
 from foreshock_probes.offers import offers_of_machine
 from foreshock_probes.service_client import FailKind, LeaseClient, LeaseLostError
@@ -33,6 +35,9 @@ from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.weights import WeightsLibrary
 from foreshock_probes.work_folder import work_folder
 
+# The service keeps 2,000 characters, including a prefix of its own.
+_LONGEST_REASON = 1_800
+_LONGEST_DOING = 300
 _OUTCOMES = {"retry": "failed, will be retried", "final": "failed", "skipped": "skipped"}
 
 
@@ -128,48 +133,36 @@ class Worker:
     def _run_job(self, lease: LeaseRecord, folder: Path) -> None:
         """Run the leased job and report its outcome to the service."""
         job = lease.job
-        self._console.log(
-            f"job {job.id}: {names_of_job(job)} on {job.rollouts.count} rollouts of step {job.step} of {job.run}"
-        )
-        heartbeat = Heartbeat(lease, self._connect)
-
-        def abandoned() -> bool:
-            return heartbeat.lost or time.monotonic() > self._stop_at
-
         leased = LeasedJob(
-            lease,
-            self._client,
-            self._offers,
-            self._library,
-            folder,
-            self._console,
-            abandoned,
-            self._settings.engine_silence_seconds,
-        )
-        heartbeat.doing = leased.doing
-        with heartbeat:
+            lease, self._client, self._offers, self._library, folder, self._console,
+            lambda: lost.is_set() or time.monotonic() > self._stop_at, self._settings.engine_silence_seconds,
+        )  # fmt: skip
+        pairs = [EXACT_PAIRS[key].name for key in job.exact_pairs]
+        names = ", ".join([*(each.name for each in job.scorers), *pairs])
+        leased.log(f"{names} on {job.rollouts.count} rollouts of step {job.step} of {job.run}")
+        with heartbeats(lease, self._connect, leased.doing) as lost:
             try:
                 leased.run()
                 leased.call("POST", "complete", json_body={"token": lease.token})
-                self._console.log(f"job {job.id}: done")
-            except LeaseLostError:
-                self._console.log(f"job {job.id}: dropped, lease lost")
+                leased.log("done")
             except Exception as error:
-                if heartbeat.lost:
-                    self._console.log(f"job {job.id}: dropped, lease lost")
-                    return
-                kind, reason = failure_of(error, self._stop_reason, self._console)
-                self._fail(lease, kind, reason)
+                if lost.is_set() or isinstance(error, LeaseLostError):
+                    leased.log("dropped, lease lost")
+                else:
+                    self._fail(leased, *failure_of(error, self._stop_reason, self._console))
 
-    def _fail(self, lease: LeaseRecord, kind: FailKind, reason: str) -> None:
-        self._console.log(f"job {lease.job.id}: {_OUTCOMES[kind]}: {reason}")
+    def _fail(self, leased: LeasedJob, kind: FailKind, reason: str) -> None:
+        leased.log(f"{_OUTCOMES[kind]}: {reason}")
+        if len(reason) > _LONGEST_REASON:
+            half = _LONGEST_REASON // 2 - 10
+            reason = f"{reason[:half]}\n[…]\n{reason[-half:]}"  # the end has the engine's last output
+        body = {"token": leased.lease.token, "reason": reason or "no reason was given", "kind": kind}
+        call = partial(self._client.on_lease, "POST", leased.lease, "fail", json_body=body)
         try:
             # A short deadline: without the report, the lease expires and the job is retried without a reason.
-            call_service(
-                lambda: self._client.fail(lease, reason, kind), lambda: False, self._console, deadline_seconds=30.0
-            )
+            call_service(call, lambda: False, self._console, deadline_seconds=30.0)
         except ServiceError as error:
-            self._console.log(f"job {lease.job.id}: the failure could not be reported: {error}")
+            leased.log(f"the failure could not be reported: {error}")
 
     def _connect(self) -> LeaseClient:
         key = self._settings.api_key
@@ -189,39 +182,32 @@ class Worker:
             )
 
 
-class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
-    """Sends heartbeats for `lease` while the `with` block runs; each contains the answer of `doing`.
+@contextlib.contextmanager
+def heartbeats(
+    lease: LeaseRecord, connect: Callable[[], LeaseClient], doing: Callable[[], str]
+) -> Iterator[threading.Event]:
+    """Send heartbeats for a lease within the block, each with the answer of `doing`.
 
-    `lost` becomes True if the service answers that the lease is no longer held. If the service is unavailable, the job
+    The event is set if the service answers that the lease is no longer held. If the service is unavailable, the job
     continues, and the service checks the fencing token when the scores are uploaded.
     """
+    lost, done = threading.Event(), threading.Event()
 
-    def __init__(self, lease: LeaseRecord, connect: Callable[[], LeaseClient]) -> None:
-        self._lease = lease
-        self._connect = connect
-        self.doing: Callable[[], str] = str
-        self.lost = False
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name=f"heartbeat-{lease.lease}", daemon=True)
-
-    def __enter__(self) -> Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(timeout=15.0)
-
-    def _beat(self) -> None:
-        client = self._connect()
-        try:
-            while not self._done.wait(max(0.05, self._lease.heartbeat_seconds)):
+    def beat() -> None:
+        with connect() as client:
+            while not lost.is_set() and not done.wait(max(0.05, lease.heartbeat_seconds)):
                 try:
-                    client.heartbeat(self._lease, self.doing())
+                    body = {"token": lease.token, **given({"doing": doing()[:_LONGEST_DOING] or None})}
+                    client.on_lease("POST", lease, "heartbeat", json_body=body, timeout_seconds=10.0)
                 except LeaseLostError:
-                    self.lost = True
-                    return
+                    lost.set()
                 except ServiceError:
                     continue
-        finally:
-            client.close()
+
+    thread = threading.Thread(target=beat, name=f"heartbeat-{lease.lease}", daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        done.set()
+        thread.join(timeout=15.0)

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,8 @@ def replayed(base: Path, adapter: Path, folder: Path) -> LoraReplay:
     merge(adapter, base, folder / "merged")
     asked = {"prefill": ("vllm.prefill", ""), "again": ("vllm.prefill", "rebatched"), "decode": ("vllm.decode", "")}
     asked |= {"by_torch": ("torch.bfloat16", "")}
-    named = {"adapter": str(adapter), "weights_digest": weights_digest(adapter)}
-    tasks = [Asked(batch, base, *each).task(folder, name).model_copy(update=named) for name, each in asked.items()]
+    named: dict[str, Any] = {"adapter": adapter, "weights_digest": weights_digest(adapter)}
+    tasks = [replace(Asked(batch, base, *each).task(folder, name), **named) for name, each in asked.items()]
     tasks += [
         Asked(batch, folder / "merged", scorer).task(folder, f"merged.{scorer}")
         for scorer in ("vllm.prefill", "torch.bfloat16")

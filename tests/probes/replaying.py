@@ -18,7 +18,8 @@ from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
 from foreshock.scorers import NOISE_FLOOR_VARIANT, default_scorers, middle_of_chain
 from foreshock_probes.doctor.engines import EngineReplays
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.process import ScoreTask, run_tasks
+from foreshock_probes.engines.process import run_tasks
+from foreshock_probes.scorers.request import ScoreTask
 from tests.probes.held import stands_for
 
 # The replay of each logged score: the engine's of log μ, the trainer's of log π.
@@ -57,9 +58,8 @@ class Asked:
         rollouts = folder / f"{name}.rollouts"
         rollouts.write_bytes(encode_rollouts(self.batch))
         return ScoreTask(
-            scorer=self.scorer, variant=self.variant, weights_folder=str(self.weights),
-            weights_digest=weights_digest(self.weights), options=self.options, rollouts=str(rollouts),
-            result=str(folder / f"{name}.result"), **fields,
+            self.scorer, self.variant, rollouts, self.weights, weights_digest(self.weights), options=self.options,
+            result=folder / f"{name}.result", **fields,
         )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def scored(folder: Path, *asked: Asked, environment: EngineEnvironment = AS_IT_I
 
 def scores_of_task(task: ScoreTask) -> Score:
     """Return what a task of scoring wrote."""
-    scores = decode_scores(Path(task.result).read_bytes())
+    scores = decode_scores(task.result.read_bytes())
     return scores.log_probs, scores.fingerprint
 
 

@@ -29,8 +29,9 @@ from foreshock_probes.certify.conditions import AGAIN, BASE, LONG_PROMPTS, LONG_
 from foreshock_probes.certify.explaining import Explanations
 from foreshock_probes.certify.parts import Part, Work
 from foreshock_probes.certify.prompts import batch_of, long_prompts, prompts_of
-from foreshock_probes.engines.process import JobAbandonedError, ScoreTask
+from foreshock_probes.engines.process import JobAbandonedError
 from foreshock_probes.offers import engine_of
+from foreshock_probes.scorers.request import ScoreTask
 from foreshock_probes.scorers.tokens import model_configuration, vocabulary_size
 
 Log = Callable[[str], None]
@@ -75,11 +76,8 @@ class Certification:
         self._vllm = tuple(each for each in asked.engines if engine_of(each) == "vllm")
         self._options: dict[str, Any] = {name: each for one in self._vllm for name, each in asked.engines[one].items()}
         self._dtype = str(self._options.get("dtype", "bfloat16"))
-        adapter = str(asked.model) if self._is_adapter else None
-        task = ScoreTask(
-            scorer=asked.trainer, weights_folder=str(self._base), adapter=adapter, weights_digest=self._digest,
-            rollouts="", result="",
-        )  # fmt: skip
+        adapter = asked.model if self._is_adapter else None
+        task = ScoreTask(asked.trainer, "", files, self._base, self._digest, adapter=adapter)
         self._work = Work(files, task)
         self._own = BASE if given is None else OWN
         self._notes: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,10 @@ from foreshock_probes.certify.conditions import Condition
 from foreshock_probes.certify.parts import shortened
 from foreshock_probes.doctor.job import PART as DOCTOR
 from foreshock_probes.doctor.job import WITHOUT_ADAPTER
-from foreshock_probes.engines.process import JobAbandonedError, ScoreTask, run_tasks
+from foreshock_probes.engines.process import JobAbandonedError, run_tasks
 from foreshock_probes.layer_divergence.states import PART as LAYERS
 from foreshock_probes.layer_divergence.states import compare_layers
+from foreshock_probes.scorers.request import ScoreTask
 
 if TYPE_CHECKING:
     from foreshock_probes.certify.certification import Asked
@@ -62,7 +64,8 @@ class Explanations:
         return self._known[key]
 
     def _cause(self, batch: RolloutBatch, dtype: str) -> tuple[str, list[str]]:
-        path, base, adapter = self._files / "doctor.rollouts", self._task.weights_folder, self._task.adapter
+        path, base = self._files / "doctor.rollouts", str(self._task.weights_folder)
+        adapter = self._task.adapter and str(self._task.adapter)
         path.write_bytes(encode_rollouts(batch))
         given: dict[str, Any] = {
             "folders": {"the model": adapter or base} | ({WITHOUT_ADAPTER: base} if adapter else {}),
@@ -114,7 +117,7 @@ class Explanations:
         return self._layers[dtype]
 
     def _results(self, *tasks: ScoreTask) -> list[Path]:
-        return run_tasks(tasks, lambda each: Path(each.result), self._files, abandoned=self._abandoned).results
+        return run_tasks(tasks, lambda each: each.result, self._files, abandoned=self._abandoned).results
 
     def _reason(self, error: ForeshockError) -> str:
         """Return an engine's error in one line; raise it again if the time is over."""
@@ -124,5 +127,5 @@ class Explanations:
 
     def _of(self, scorer: str, rollouts: Path, result: str, function: str, **fields: Any) -> ScoreTask:
         """Return a task of a process for the model."""
-        known = {"scorer": scorer, "rollouts": str(rollouts), "result": str(self._files / result), "function": function}
-        return self._task.model_copy(update=known | fields)
+        result_file = self._files / result
+        return replace(self._task, scorer=scorer, rollouts=rollouts, result=result_file, function=function, **fields)

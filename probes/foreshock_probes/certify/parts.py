@@ -8,7 +8,8 @@ and a new process does the rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from foreshock.rollouts import (
     encode_rollouts,
     encode_scores,
 )
-from foreshock_probes.engines.process import EngineError, ScoreTask, run_tasks
-from foreshock_probes.scorers.request import Report, ScoreRequest, WarmModel, write_result
+from foreshock_probes.engines.process import EngineError, run_tasks
+from foreshock_probes.scorers.request import Report, ScoreRequest, ScoreTask, WarmModel, write_result
 
 FUNCTION = f"{__name__}:run_part"
 _LONGEST_REASON = 400
@@ -121,17 +122,16 @@ class Work:
             if not left:
                 return
             (self._folder / DOING).write_text(left[0].name, "utf-8")
-            task = self._task.model_copy(
-                update={
-                    "scorer": left[0].scorer,
-                    "rollouts": str(self._rollouts(left[0].rollouts)),
-                    "result": str(self._folder / "done"),
-                    "function": FUNCTION,
-                    "arguments": {"parts": _PARTS.dump_json(left).decode()},
-                }
+            task = replace(
+                self._task,
+                scorer=left[0].scorer,
+                rollouts=self._rollouts(left[0].rollouts),
+                result=self._folder / "done",
+                function=FUNCTION,
+                arguments={"parts": _PARTS.dump_json(left).decode()},
             )
             try:
-                run_tasks([task], lambda each: Path(each.result).read_bytes(), self._folder, abandoned=abandoned)
+                run_tasks([task], lambda each: each.result.read_bytes(), self._folder, abandoned=abandoned)
             except EngineError as error:
                 name = (self._folder / DOING).read_text("utf-8")
                 _problem(self._folder, name).write_text(shortened(str(error)), "utf-8")
@@ -150,19 +150,17 @@ def shortened(text: str) -> str:
     return line if len(line) <= _LONGEST_REASON else f"{line[:half]} … {line[-half:]}"
 
 
-def run_part(
-    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
-) -> None:
+def run_part(request: ScoreRequest, warm: WarmModel, report: Report) -> None:
     """Do the parts of `arguments` as a task of an engine; a failure of one is written to a file of its own."""
-    folder = result.parent
-    for number, part in enumerate(_PARTS.validate_json(arguments["parts"])):
+    folder = request.result.parent
+    for number, part in enumerate(_PARTS.validate_json(request.arguments["parts"])):
         (folder / DOING).write_text(part.name, "utf-8")
         report(number)
         try:
             _do(part, request, folder, warm)
         except Exception as error:
             _problem(folder, part.name).write_text(shortened(f"{type(error).__name__}: {error}"), "utf-8")
-    write_result(b"done", result)
+    write_result(b"done", request.result)
 
 
 def _do(part: Part, request: ScoreRequest, folder: Path, warm: WarmModel) -> None:
@@ -174,17 +172,10 @@ def _do(part: Part, request: ScoreRequest, folder: Path, warm: WarmModel) -> Non
     rollouts = decode_rollouts(path.read_bytes())
     if part.first:
         rollouts = rollouts.select(list(range(min(part.first, rollouts.num_rollouts))))
-    own = ScoreRequest(
-        scorer=part.scorer,
-        variant=part.variant,
-        rollouts=rollouts,
-        weights_folder=request.weights_folder if part.weights is None else Path(part.weights),
-        weights_digest=request.weights_digest if part.weights is None else weights_digest(part.weights),
-        options=part.options,
-        accelerator=request.accelerator,
-        adapter=request.adapter if part.weights is None else None,
-        merged_adapter=part.weights is not None,
-    )
+    own = replace(request, scorer=part.scorer, variant=part.variant, rollouts=rollouts, options=part.options)
+    if part.weights is not None:
+        digest = weights_digest(part.weights)
+        own = replace(own, weights_folder=Path(part.weights), weights_digest=digest, adapter=None, merged_adapter=True)
     if part.threads:
         _hold_threads(part.threads)
     if part.sampling is not None:

@@ -16,7 +16,8 @@ from foreshock.errors import ForeshockError
 from foreshock.parsing import parse_json
 from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
 from foreshock_probes.adapters import base_folder_of, is_adapter, is_loaded_by
-from foreshock_probes.engines.process import ScoreTask, run_tasks
+from foreshock_probes.engines.process import run_tasks
+from foreshock_probes.scorers.request import ScoreTask
 
 _LONGEST_REASON = 240
 
@@ -50,15 +51,16 @@ class EngineReplays:
         if adapter is not None and not is_loaded_by(scorer, adapter):
             raise CannotTryError(f"{scorer} does not load this LoRA adapter, and a merge would round its weights")
         task = ScoreTask(
-            scorer=scorer,
-            weights_folder=str(self._folder if adapter is None else base_folder_of(adapter)),
-            adapter=None if adapter is None else str(adapter),
-            weights_digest=self._digest,
+            scorer,
+            "",
+            self._rollouts,
+            self._folder if adapter is None else base_folder_of(adapter),
+            self._digest,
+            adapter=adapter,
             options=options,
-            rollouts=str(self._rollouts),
-            result=str(self._files / "scores.parquet"),
+            result=self._files / "scores.parquet",
         )
-        (scores,) = run_tasks([task], lambda each: decode_scores(Path(each.result).read_bytes()), self._files).results
+        (scores,) = run_tasks([task], lambda each: decode_scores(each.result.read_bytes()), self._files).results
         return scores.log_probs
 
     @cached_property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,22 +44,20 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
     arguments = {"given": json.dumps(given), "doing": str(job.doing_file)}
     task = job.task(job.job.scorers[0], "report.json", PART, arguments)
     report: dict[str, Any]
-    (report,) = job.run_tasks([task], lambda each: json.loads(Path(each.result).read_bytes()), "doctor")
+    (report,) = job.run_tasks([task], lambda each: json.loads(each.result.read_bytes()), "doctor")
     for used in weights.values():
         used.check_unchanged()
     return report
 
 
-def run_part(
-    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
-) -> None:
+def run_part(request: ScoreRequest, warm: WarmModel, report: Report) -> None:
     """Examine the rollouts as a task of an engine of torch; write the current experiment to the file `doing`.
 
     Raises UnsupportedScoreError if no experiment is possible; another try would fail too.
     """
     from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-    given, doing = json.loads(arguments["given"]), Path(arguments["doing"])
+    given, doing = json.loads(request.arguments["given"]), Path(request.arguments["doing"])
 
     def log(line: str) -> None:
         doing.write_text(line, "utf-8")
@@ -82,7 +79,7 @@ def run_part(
         )
     except CannotTryError as error:
         raise UnsupportedScoreError(f"the doctor cannot try anything: {error}") from error
-    write_result(json.dumps(to_json(found)).encode(), result)
+    write_result(json.dumps(to_json(found)).encode(), request.result)
 
 
 def _name(checkpoint: JobWeightsRecord) -> str:

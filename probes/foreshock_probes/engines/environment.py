@@ -93,7 +93,13 @@ class EngineEnvironment:
             raise EnvironmentUnavailableError(
                 f"this machine cannot be held to the instruction set {self.instruction_set.value!r}; possible: {names}"
             )
-        variables = {VARIABLE: self.instruction_set.value, **kernel_variables(self.instruction_set)}
+        level = _LEVELS[self.instruction_set]
+        variables = {
+            VARIABLE: self.instruction_set.value,
+            "ATEN_CPU_CAPABILITY": level.aten,
+            "ONEDNN_MAX_CPU_ISA": level.onednn,
+            "MKL_ENABLE_INSTRUCTIONS": level.mkl,
+        }
         if self.mkl is MklKernels.SSE4_2:
             variables[MKL_VARIABLE] = MKL_SSE4_2
         return variables
@@ -185,16 +191,6 @@ _LEVELS = {
         ("amx_tile", "amx_bf16"), "avx512", "AVX512_CORE_AMX", "AVX512_E4", ("amx_fp16", "avx10")
     ),
 }
-
-
-def kernel_variables(instruction_set: InstructionSet) -> dict[str, str]:
-    """Return the environment variables that make torch, oneDNN and MKL select kernels of this instruction set."""
-    level = _LEVELS[instruction_set]
-    return {
-        "ATEN_CPU_CAPABILITY": level.aten,
-        "ONEDNN_MAX_CPU_ISA": level.onednn,
-        "MKL_ENABLE_INSTRUCTIONS": level.mkl,
-    }
 
 
 def visible_capabilities(instruction_set: InstructionSet, capabilities: Mapping[str, object]) -> dict[str, object]:

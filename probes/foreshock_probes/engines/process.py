@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -28,7 +28,7 @@ from foreshock.errors import ForeshockError
 from foreshock.scorers import ENGINES
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
 from foreshock_probes.offers import engine_of
-from foreshock_probes.scorers.request import Report
+from foreshock_probes.scorers.request import Report, ScoreTask
 
 T = TypeVar("T")
 ErrorKind = Literal["retry", "final"]
@@ -54,36 +54,6 @@ _DEFAULT_ENVIRONMENT = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
     "LRU_CACHE_CAPACITY": "32",
 }
-
-
-class ScoreTask(BaseModel):
-    """Score the rollouts in the file `rollouts` and write the scores to the file `result`.
-
-    `adapter` and `merged_adapter` are those of ScoreRequest. `function`: another task than scoring, as
-    `module:function` of (request, arguments, result file, warm model, report); `arguments` are its own.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    scorer: str
-    variant: str = ""
-    weights_folder: str
-    weights_digest: str
-    weights_version: int | None = None
-    adapter: str | None = None
-    merged_adapter: bool = False
-    options: dict[str, Any] = {}
-    accelerator: str = "cpu"
-    rollouts: str
-    result: str
-    function: str | None = None
-    arguments: dict[str, str] = {}
-
-    @property
-    def ranks(self) -> int:
-        """The number of processes that divide the model by torch's option `tp_size`."""
-        size = self.options.get("tp_size", 1)
-        return size if isinstance(size, int) and size > 1 and self.function is None else 1
 
 
 TASKS: TypeAdapter[list[ScoreTask]] = TypeAdapter(list[ScoreTask])
@@ -184,8 +154,8 @@ def _process(
 ) -> Iterator[_EngineProcess]:
     """Start a process for the tasks; it and its children are killed at the end of the context."""
     variables = process_variables(environment)
-    for name in (OUTCOME, PROGRESS, *(task.result for task in tasks)):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / OUTCOME, folder / PROGRESS, *(task.result for task in tasks)):
+        path.unlink(missing_ok=True)
     (folder / JOB).write_bytes(TASKS.dump_json(list(tasks)))
     log = folder / f"{engine}.log"
     with log.open("wb") as output:

@@ -7,7 +7,7 @@ together would not fit into memory: they are V times as many numbers as tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,20 +41,18 @@ class NotReproducedError(ForeshockError):
     """The engine's log-probs are not those of the observed logits, so the divergences would be wrong."""
 
 
-def run_part(
-    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
-) -> None:
+def run_part(request: ScoreRequest, warm: WarmModel, report: Report) -> None:
     """Do the part of a pair that belongs to the request's scorer, as a task of its engine.
 
     The target writes the file `states`, the behaviour the divergences [T]; the result of each has its fingerprint.
     Raises UnsupportedScoreError if they cannot be computed correctly.
     """
-    states = Path(arguments["states"])
-    if request.scorer == EXACT_PAIRS[arguments["pair"]].target:
-        write_arrays(result, write_target(request, states, warm, report))
+    states = Path(request.arguments["states"])
+    if request.scorer == EXACT_PAIRS[request.arguments["pair"]].target:
+        write_arrays(request.result, write_target(request, states, warm, report))
         return
     found, fingerprint = compare(request, states, warm, report)
-    write_arrays(result, fingerprint, **found)
+    write_arrays(request.result, fingerprint, **found)
 
 
 def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> Fingerprint:

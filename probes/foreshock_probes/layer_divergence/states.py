@@ -109,9 +109,7 @@ def observed_states(source: HiddenStates, rollouts: RolloutBatch, report: Report
     return found
 
 
-def run_part(
-    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
-) -> None:
+def run_part(request: ScoreRequest, warm: WarmModel, report: Report) -> None:
     """Write the scorer's states as a task of its engine.
 
     Raises UnsupportedScoreError if the scorer or its model provides no hidden states.
@@ -122,7 +120,7 @@ def run_part(
             f"{request.scorer} gives no hidden states; scorers that do: {', '.join(LAYERS.usable_scorers())}"
         )
     source: HiddenStates = imported(named)(request, warm)
-    write_arrays(result, source.fingerprint, states=observed_states(source, request.rollouts, report))
+    write_arrays(request.result, source.fingerprint, states=observed_states(source, request.rollouts, report))
 
 
 def run_job(job: LeasedJob) -> dict[str, Any]:
@@ -130,7 +128,7 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
     names = [each.scorer for each in job.job.scorers]
     asked = [ScorerRecord(scorer=name, variant=variant) for name in names for variant in VARIANTS]
     tasks = [job.task(each, f"states-{number}.safetensors", PART) for number, each in enumerate(asked)]
-    paths = job.run_tasks(tasks, lambda task: Path(task.result), "layers")
+    paths = job.run_tasks(tasks, lambda task: task.result, "layers")
     found = compare_layers(job.job.step, job.rollouts(), dict(zip(names, (paths[:2], paths[2:]), strict=True)))
     job.log(found.sentence)
     return to_json(found)

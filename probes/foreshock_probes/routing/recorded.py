@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,9 +73,7 @@ class RoutesDifferError(ForeshockError):
     """The two scorers have different layers of experts, so their routes cannot be compared."""
 
 
-def run_part(
-    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
-) -> None:
+def run_part(request: ScoreRequest, warm: WarmModel, report: Report) -> None:
     """Score the request as a task of its engine, and write the experts of its tokens to the file `result`.
 
     Raises UnsupportedScoreError if the scorer or the model has no routed experts that can be recorded.
@@ -88,13 +85,13 @@ def run_part(
         )
     found: RecordedRoutes = imported(named)(request, warm, report)
     layers = np.array(found.layers, np.int64)
-    write_arrays(result, found.fingerprint, experts=found.experts, layers=layers, log_probs=found.log_probs)
+    write_arrays(request.result, found.fingerprint, experts=found.experts, layers=layers, log_probs=found.log_probs)
 
 
 def run_job(job: LeasedJob) -> dict[str, Any]:
     """Compare the routes of the job's two scorers and return the comparison."""
     tasks = [job.task(each, f"routes-{number}.safetensors", PART) for number, each in enumerate(job.job.scorers)]
-    target, behaviour = job.run_tasks(tasks, lambda task: read_routes(Path(task.result)), "routes")
+    target, behaviour = job.run_tasks(tasks, lambda task: read_routes(task.result), "routes")
     first, second = (score_name(each.scorer, each.variant) for each in job.job.scorers)
     return to_json(compare_routes(job.rollouts(), target, behaviour, (first, second)))
 

@@ -224,7 +224,9 @@ def next_token_log_probs(
         size = max(1, logits_bytes // _position_bytes(model))
         for start in range(0, row.numel(), size):
             piece = slice(start, start + size)
-            found[piece] = _log_softmax_of_states(model, states[piece], tokens[piece], owner[piece], process)
+            of_piece = _head(model, states[piece])
+            found[piece] = log_softmax_at(of_piece.__getitem__, tokens[piece], owner[piece], process)
+            del of_piece
         log_probs[row, position] = found
         return log_probs
 
@@ -233,14 +235,6 @@ def _position_bytes(model: Any) -> int:
     """Return the bytes of a position's logits as float32."""
     vocabulary: int = model.get_output_embeddings().weight.shape[0]
     return 4 * vocabulary
-
-
-def _log_softmax_of_states(
-    model: Any, states: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, process: LogitProcessing
-) -> torch.Tensor:
-    """Return the log-prob of `tokens` [n] after the hidden states [n, H]; the logits are freed on return."""
-    logits = _head(model, states)
-    return log_softmax_at(lambda part: logits[part], tokens, rows, process)
 
 
 def log_softmax_at(

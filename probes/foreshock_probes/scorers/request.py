@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +40,22 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    """Score the response tokens of `rollouts` with the weights in `weights_folder`.
+Rollouts = TypeVar("Rollouts", Path, RolloutBatch)
+
+
+@dataclass(frozen=True)
+class Scoring(Generic[Rollouts]):
+    """Score the response tokens of `rollouts` with the weights in `weights_folder`, and write them to `result`.
 
     `adapter`: the folder of a LoRA adapter that the engine loads over these weights. `merged_adapter`: the weights are
-    a base model with an adapter merged, because the engine does not load it.
-    `variant` is "" or "rebatched" (another batch composition, which gives the noise floor). `options` come from the
-    client unchanged; the scorer parses them.
+    a base model with an adapter merged, because the engine does not load it. `variant` is "" or "rebatched" (another
+    batch composition, which gives the noise floor). `options` come from the client unchanged; the scorer parses them.
+    `function`: another task than scoring, as `module:function`, which writes the file `result`; it has `arguments`.
     """
 
     scorer: str
     variant: str
-    rollouts: RolloutBatch
+    rollouts: Rollouts
     weights_folder: Path
     weights_digest: str
     weights_version: int | None = None
@@ -60,12 +63,26 @@ class ScoreRequest:
     accelerator: str = "cpu"
     adapter: Path | None = None
     merged_adapter: bool = False
+    result: Path = Path()
+    function: str | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes that divide the model by torch's option `tp_size`."""
+        size = self.options.get("tp_size", 1)
+        return size if isinstance(size, int) and size > 1 and self.function is None else 1
 
     def adapter_flags(self) -> dict[str, str]:
         """Return the flag of a fingerprint that says how a LoRA adapter was applied; empty without one."""
         if self.adapter is not None:
             return {ADAPTER_FLAG: "loaded by the engine"}
         return {ADAPTER_FLAG: MERGED_ADAPTER} if self.merged_adapter else {}
+
+
+ScoreTask = Scoring[Path]
+"""A task for an engine's process: its rollouts are a file."""
+ScoreRequest = Scoring[RolloutBatch]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 
 from foreshock.fingerprint import Fingerprint
@@ -191,19 +190,6 @@ def plan_of(request: ScoreRequest, options: ForwardOptions) -> Composition:
     return compose(lengths, rows, request.variant, padding, tokens, packed=packed, by_length=by_length)
 
 
-def score_batch(
-    forward: ForwardPass,
-    batch: TokenBatch,
-    rows: NDArray[np.int64],
-    options: ForwardOptions,
-    into: NDArray[np.float32],
-) -> None:
-    """Write the log-probs of the batch, which has the rollouts `rows`, to their places in `into` [T]."""
-    process = LogitProcessing(forward.distribution.of(rows), forward.device)
-    found = next_token_log_probs(forward.model, batch, process, forward.autocast, options.logits_bytes)
-    batch.write(found.float().cpu().numpy(), into)
-
-
 def run_forward_pass(
     forward: ForwardPass,
     rollouts: RolloutBatch,
@@ -217,7 +203,9 @@ def run_forward_pass(
     with torch.no_grad(), head_in(forward.model, forward.head_dtype):
         for rows in forward.plan.batches:
             batch = TokenBatch(rollouts, rows, options.padding, forward.device)
-            score_batch(forward, batch, rows, options, log_probs)
+            process = LogitProcessing(forward.distribution.of(rows), forward.device)
+            found = next_token_log_probs(forward.model, batch, process, forward.autocast, options.logits_bytes)
+            batch.write(found.float().cpu().numpy(), log_probs)
             if after_batch is not None:
                 after_batch(batch)
             done += batch.num_response_tokens

@@ -19,12 +19,13 @@ from foreshock_probes.certify.certification import Asked
 from foreshock_probes.certify.conditions import Condition
 from foreshock_probes.certify.explaining import Explanations
 from foreshock_probes.doctor.job import WITHOUT_ADAPTER
-from foreshock_probes.engines.process import Done, EngineError, JobAbandonedError, ScoreTask
+from foreshock_probes.engines.process import Done, EngineError, JobAbandonedError
+from foreshock_probes.scorers.request import ScoreTask
 from tests.probes.tiny import make_rollouts
 
 TRAINER_ROW = Condition("trainer/vllm.prefill", "", "trainer base", "vllm.prefill")
 ENGINE_ROW = Condition("prefix_cache", "", "prefix_cache", "vllm.decode")
-TASK = ScoreTask(scorer="", weights_folder="m", weights_digest="sha256:0", rollouts="", result="")
+TASK = ScoreTask("", "", Path(), Path("m"), "sha256:0")
 CAUSE = Finding("cause", "rollout", "norm_eps", "1e-5", "the log-probs have another ε", 10, 2, share=0.99)
 UNKNOWN = Finding("unknown", "rollout", "unknown", "", "reproduced by no variant. Spread over ids.", 10, 2)
 
@@ -50,7 +51,7 @@ class Doctor:
         if self.error is not None:
             raise self.error
         report = DoctorReport(2, 10, self.findings, (), (), (), 3, 1.0, "the search is complete")
-        Path(tasks[0].result).write_text(json.dumps(to_json(report)))
+        tasks[0].result.write_text(json.dumps(to_json(report)))
         return Done([read(tasks[0])], [1.0], 0.0)
 
 
@@ -90,7 +91,7 @@ def test_the_doctor_knows_the_model_without_its_adapter(tmp_path: Path, monkeypa
     doctor = Doctor(CAUSE)
     monkeypatch.setattr(explaining, "run_tasks", doctor)
     asked = Asked(Path("adapter"), {"vllm.prefill": {}}, "torch.bfloat16", {})
-    Explanations(tmp_path, asked, TASK.model_copy(update={"adapter": "adapter"}), lambda: False).of(
+    Explanations(tmp_path, asked, replace(TASK, adapter=Path("adapter")), lambda: False).of(
         ENGINE_ROW, batch_with(-1.0, None), "bfloat16"
     )
     assert doctor.given[0]["folders"] == {"the model": "adapter", WITHOUT_ADAPTER: "m"}

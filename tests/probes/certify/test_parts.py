@@ -15,15 +15,15 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import ScoreBatch, encode_scores
 from foreshock_probes.certify import parts
 from foreshock_probes.certify.parts import Part, Work, run_part, shortened
-from foreshock_probes.engines.process import EngineError, ScoreTask
-from foreshock_probes.scorers.request import ScoreRequest, WarmModel
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.scorers.request import ScoreRequest, ScoreTask, WarmModel
 from tests.probes.tiny import make_rollouts, save_checkpoint
 
 SCORED = [Part(name=name, scorer="torch.float32", rollouts="base") for name in ("first", "second", "third")]
 
 
 def work_in(folder: Path) -> Work:
-    found = Work(folder, ScoreTask(scorer="", weights_folder="", weights_digest="", rollouts="", result=""))
+    found = Work(folder, ScoreTask("", "", folder, folder, ""))
     found.add("base", make_rollouts())
     return found
 
@@ -81,9 +81,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tmp_path: Path, model: Path) -> Callable[..., Work]:
     def run_parts(*planned: Part) -> Work:
         work = work_in(tmp_path)
-        request = ScoreRequest("torch.float32", "", make_rollouts(), model, weights_digest(model))
         given = {"parts": json.dumps([each.model_dump() for each in planned])}
-        run_part(request, given, tmp_path / "done", WarmModel(), lambda _: None)
+        own: dict[str, Any] = {"result": tmp_path / "done", "arguments": given}
+        request = ScoreRequest("torch.float32", "", make_rollouts(), model, weights_digest(model), **own)
+        run_part(request, WarmModel(), lambda _: None)
         return work
 
     return run_parts

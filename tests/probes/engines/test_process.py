@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from foreshock.rollouts import decode_scores
-from foreshock_probes.engines.process import EngineError, JobAbandonedError, ScoreTask, process_variables, run_tasks
+from foreshock_probes.engines.process import TASKS, EngineError, JobAbandonedError, process_variables, run_tasks
+from foreshock_probes.scorers.request import ScoreTask
 from tests.probes.replaying import Asked, scored
 from tests.probes.tiny import make_rollouts
 from tests.waiting import wait_until
@@ -45,7 +46,7 @@ def test_tasks_of_an_engine_share_a_process_and_report_progress(tmp_path: Path, 
     ]
     done = run_tasks(
         [each.task(tmp_path, str(number)) for number, each in enumerate(asked)],
-        lambda task: decode_scores(Path(task.result).read_bytes()),
+        lambda task: decode_scores(task.result.read_bytes()),
         tmp_path,
         report=progress.append,
     )
@@ -94,7 +95,7 @@ def test_process_that_dies_hangs_or_leaves_rubbish_fails_with_its_last_lines(
     with pytest.raises(EngineError, match=problem) as caught:
         run_tasks(
             [task],
-            lambda each: decode_scores(Path(each.result).read_bytes()),
+            lambda each: decode_scores(each.result.read_bytes()),
             tmp_path,
             silence_seconds=silence_seconds,
         )
@@ -115,18 +116,18 @@ def test_abandoned_job_ends_its_process(tmp_path: Path, checkpoints: Path) -> No
 
 def test_process_ends_with_its_worker(tmp_path: Path, checkpoints: Path) -> None:
     task = long_task(tmp_path, checkpoints / "first")
-    (tmp_path / "task.json").write_text(task.model_dump_json())
+    (tmp_path / "tasks.json").write_bytes(TASKS.dump_json([task]))
     code = (
         "import os, sys, threading\n"
         "from pathlib import Path\n"
-        "from foreshock_probes.engines.process import ScoreTask, run_tasks\n"
+        "from foreshock_probes.engines.process import TASKS, run_tasks\n"
         "import psutil\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "def report(tokens):\n"
         "    print(psutil.Process().children()[0].pid, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
-        "task = ScoreTask.model_validate_json((folder / 'task.json').read_bytes())\n"
-        "run_tasks([task], print, folder, report=report)\n"
+        "tasks = TASKS.validate_json((folder / 'tasks.json').read_bytes())\n"
+        "run_tasks(tasks, print, folder, report=report)\n"
     )
     worker = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert worker.returncode == -signal.SIGKILL, worker.stderr

@@ -16,11 +16,11 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_scores
 from foreshock.scorers import EXACT_PAIRS
-from foreshock_probes.engines.process import ScoreTask, run_tasks
+from foreshock_probes.engines.process import run_tasks
 from foreshock_probes.exact_divergence.pairs import run_part
 from foreshock_probes.job_scoring import EXACT_PART
 from foreshock_probes.scorers.forward_pass import load_model
-from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel, read_arrays
+from foreshock_probes.scorers.request import ScoreRequest, ScoreTask, UnsupportedScoreError, WarmModel, read_arrays
 from foreshock_probes.scorers.vllm_engine import BYTES_PER_LOGIT
 from tests.probes.replaying import Asked
 from tests.probes.tiny import VOCABULARY, make_rollouts, plain_logits, save_checkpoint
@@ -71,8 +71,8 @@ class Found:
 
     def _read(self, task: ScoreTask) -> Any:
         if task.function is None:
-            return decode_scores(Path(task.result).read_bytes()).log_probs
-        return read_arrays(Path(task.result))
+            return decode_scores(task.result.read_bytes()).log_probs
+        return read_arrays(task.result)
 
 
 def batch_of_kinds() -> RolloutBatch:
@@ -237,6 +237,7 @@ def test_settings_that_a_pair_cannot_have_are_refused(
     states = tmp_path / "states.safetensors"
     if scorer == PAIR.behaviour:
         save_file({name: torch.ones(1, 1) for name in ("divisor", "weight", "softcap", "hidden")}, states)
-    request = ScoreRequest(scorer, "", make_rollouts(3), weights, weights_digest(weights), options=options)
+    own: dict[str, Any] = {"options": options, "arguments": {"pair": PAIR.key, "states": str(states)}}
+    request = ScoreRequest(scorer, "", make_rollouts(3), weights, weights_digest(weights), **own)
     with pytest.raises(UnsupportedScoreError, match=message):
-        run_part(request, {"pair": PAIR.key, "states": str(states)}, tmp_path / "x", WarmModel(), lambda done: None)
+        run_part(request, WarmModel(), lambda done: None)

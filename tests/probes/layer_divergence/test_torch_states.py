@@ -184,10 +184,10 @@ def test_model_without_a_decoder_stack_is_refused() -> None:
         decoder_layers(Flat())
 
 
-def test_scorer_without_hidden_states_is_refused(weights: Path, tmp_path: Path) -> None:
+def test_scorer_without_hidden_states_is_refused(weights: Path) -> None:
     asked = request(weights, "torch.own")
     with pytest.raises(UnsupportedScoreError, match=r"torch\.own gives no hidden states; scorers that do: "):
-        run_part(asked, {}, tmp_path / "x", WarmModel(), lambda done: None)
+        run_part(asked, WarmModel(), lambda done: None)
     assert {"torch.trainer", "torch.bfloat16", "torch.float32"} <= set(LAYERS_PROBE.usable_scorers())
     assert all(SCORERS[name].implementation is not None for name in LAYERS_PROBE.usable_scorers())
 

@@ -80,7 +80,7 @@ def found(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     }
     asked |= {("", REFERENCE, variant): Asked(GROUPED, weights, REFERENCE, variant) for variant in VARIANTS}
     tasks = [each.task(folder, "-".join(key), function=PART) for key, each in asked.items()]
-    paths = dict(zip(asked, run_tasks(tasks, lambda task: Path(task.result), folder).results, strict=True))
+    paths = dict(zip(asked, run_tasks(tasks, lambda task: task.result, folder).results, strict=True))
     reference = [paths["", REFERENCE, variant] for variant in VARIANTS]
     return {
         name: compare_layers(

@@ -35,8 +35,8 @@ def request_of(folder: Path, rollouts: RolloutBatch, scorer: str, variant: str, 
 def record(
     tmp_path: Path, folder: Path, rollouts: RolloutBatch, scorer: str, variant: str = "", **options: Any
 ) -> recorded.RecordedRoutes:
-    request = request_of(folder, rollouts, scorer, variant, options)
-    recorded.run_part(request, {}, tmp_path / "routes", WarmModel(), lambda tokens: None)
+    request = replace(request_of(folder, rollouts, scorer, variant, options), result=tmp_path / "routes")
+    recorded.run_part(request, WarmModel(), lambda tokens: None)
     return recorded.read_routes(tmp_path / "routes")
 
 

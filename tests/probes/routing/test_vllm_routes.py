@@ -9,10 +9,10 @@ import torch
 
 from foreshock.digests import weights_digest
 from foreshock.rollouts import decode_scores
-from foreshock_probes.engines.process import ScoreTask, run_tasks
+from foreshock_probes.engines.process import run_tasks
 from foreshock_probes.routing.recorded import PART, compare_routes, read_routes
 from foreshock_probes.routing.vllm_routes import record, routers_of
-from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.request import ScoreRequest, ScoreTask, UnsupportedScoreError, WarmModel
 from tests.probes.replaying import Asked
 from tests.probes.tiny import make_rollouts, save_mixture_of_experts
 
@@ -39,8 +39,7 @@ def test_routes_agree_with_torch_in_float32_and_less_in_bfloat16(tmp_path: Path,
     alone = Asked(rollouts, weights, "vllm.prefill", options={**float32, "batch_size": 1}).task(tmp_path, "alone")
 
     def read(task: ScoreTask) -> Any:
-        path = Path(task.result)
-        return decode_scores(path.read_bytes()) if task.function is None else read_routes(path)
+        return decode_scores(task.result.read_bytes()) if task.function is None else read_routes(task.result)
 
     of_torch, exact, scores, chunked, coarse = run_tasks([*tasks[:2], alone, *tasks[2:]], read, tmp_path).results
     assert exact.layers == tuple(range(LAYERS))
