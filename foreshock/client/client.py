@@ -24,10 +24,12 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from foreshock.changes import ChangeKind
+from foreshock.api.runs import MOST_SCALARS
+from foreshock.changes import CHANGE_KINDS, ChangeKind
 from foreshock.client import deliveries
 from foreshock.client.background import Background, Make
 from foreshock.client.capture import Rollouts, capture_rollouts, encode_shard, size_of
@@ -36,12 +38,15 @@ from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.launch import find_launch
 from foreshock.client.reporting import Counters, DeliveryStatus, Failures, LogOnce, never_raises
 from foreshock.client.settings import ClientSettings
+from foreshock.clock import now_us
+from foreshock.diagnosis.quantities import check_declared
+from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint, with_precision
-from foreshock.json_values import json_bytes
+from foreshock.json_values import given, json_bytes
 from foreshock.learning_rate.levers import Value
 from foreshock.learning_rate.modes import AdviceMode, BesideTheRate
-from foreshock.model_kind import ModelKind
+from foreshock.model_kind import MODEL_KINDS, ModelKind, known_model_kind, model_kind_of_folder
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
 from foreshock.page_addresses import DEFAULT_PROJECT
@@ -55,6 +60,7 @@ __all__ = ["Client"]
 
 # The limit for the feed and the exporters, which run in the trainer.
 _MOST_ANSWER_BYTES = 64 * TRAINER_ANSWER_BYTES
+_LONGEST_REFUSAL = 200
 
 
 def page_in_wandb(run: Any = None) -> str | None:
@@ -305,10 +311,12 @@ class Client:
         What is no number, or has a name that is not one line, is left out and counted as invalid; a strict client
         raises ConfigurationError after the others are logged.
         """
-        registration = self._started()
+        self._started()
         numbers, wrong = deliveries.checked_scalars(values)
-        for delivery in deliveries.scalars(registration, step, source, numbers):
-            self._log_delivery(f"scalars of step {step}", delivery)
+        deliveries.check_whole_number("step", step)
+        for start in range(0, len(numbers), MOST_SCALARS):
+            part = dict(islice(numbers.items(), start, start + MOST_SCALARS))
+            self._deliver(f"scalars of step {step}", "scalars", {"source": source, "values": part}, step=int(step))
             self.newest_step = max(self.newest_step, int(step))
         if wrong:
             if self.failures.are_raised:
@@ -340,13 +348,22 @@ class Client:
             raise ConfigurationError("log_checkpoint needs `digest` or `local_folder`, got neither")
         if digest is not None:
             deliveries.check_digest(digest)
-        what = f"the checkpoint of step {step}"
-        announced = {
+        deliveries.check_whole_number("step", step)
+        announced = given({
             "root": root, "path": path, "digest": digest, "model_kind": model_kind,
             "weights_version": weights_version, "expires_at_us": expires_at_us,
-        }  # fmt: skip
-        make = functools.partial(deliveries.checkpoint, registration, step, announced, local_folder)
+        })  # fmt: skip
+
+        def make() -> Delivery:
+            if local_folder is not None:
+                announced.setdefault("model_kind", model_kind_of_folder(local_folder))
+                if digest is None:
+                    announced["digest"] = weights_digest(os.fspath(local_folder))
+            body = json_bytes({"format": "hf_safetensors"} | given(announced))
+            return Delivery("checkpoint", registration, {"step": int(step)}, body)
+
         # Reading gigabytes of weights must not delay the encoding of rollouts.
+        what = f"the checkpoint of step {step}"
         self._background.take(what, 0, lambda: make, needed=True, is_slow=digest is None)
 
     @never_raises
@@ -365,8 +382,11 @@ class Client:
         double after the length cap was doubled raise no surge alert. Changes of engine, flags or hardware need no
         announcement if the batch attributes name them.
         """
-        body = {"note": note, "before": before, "after": after}
-        self._log_delivery(f"a change at step {step}", deliveries.change(self._started(), step, kind, body))
+        deliveries.check_whole_number("step", step)
+        if kind not in CHANGE_KINDS:
+            raise ConfigurationError(f"kind must be one of {', '.join(CHANGE_KINDS)}, got {kind!r}")
+        body = given({"note": note, "before": before, "after": after})
+        self._deliver(f"a change at step {step}", "change", body, step=int(step), change=kind)
 
     @never_raises
     def log_weights(
@@ -398,9 +418,10 @@ class Client:
         self, revision: int, step: int, applied_learning_rate: float, applied_scale: float | None = None
     ) -> None:
         """Report the learning rate used at `step`, the scale in it, and the revision of the advice that it followed."""
-        registration = self._started()
-        delivery = deliveries.acknowledgement(registration, revision, step, applied_learning_rate, applied_scale)
-        self._log_delivery("an acknowledgement", delivery)
+        deliveries.check_whole_number("step", step)
+        applied = {"applied_lr": applied_learning_rate, **given({"applied_scale": applied_scale})}
+        numbers = {name: deliveries.finite(name, value) for name, value in applied.items()}
+        self._deliver("an acknowledgement", "rate", {"revision": int(revision), "step": int(step), **numbers})
         self.newest_step = max(self.newest_step, int(step))
 
     @never_raises
@@ -408,14 +429,16 @@ class Client:
         self, revision: int, step: int, lever: BesideTheRate, done: Value | None = None, refused: str | None = None
     ) -> None:
         """Report the value of a lever that is used at `step`, or why the advised one is refused."""
-        delivery = deliveries.lever_report(self._started(), revision, step, lever, done, refused)
-        self._log_delivery("an acknowledgement", delivery)
+        used = None if done is None else asdict(done)
+        # One line, as the service takes it: a reason may be the text of an exception.
+        reason = None if refused is None else " ".join(refused.split())[:_LONGEST_REFUSAL] or "no reason given"
+        body = {"revision": int(revision), "step": int(step), "lever": lever, "done": used}
+        self._deliver("an acknowledgement", "lever", body | given({"refused": reason}))
 
     @never_raises
     def finish(self, *, failed: bool = False) -> None:
         """Mark the run as finished or failed."""
-        body = {"state": "failed" if failed else "finished"}
-        self._log_delivery("the end of the run", Delivery("state", self._started(), body=json_bytes(body)))
+        self._deliver("the end of the run", "state", {"state": "failed" if failed else "finished"})
 
     def flush(self, timeout_seconds: float = 30.0) -> DeliveryStatus:
         """Wait until everything logged is delivered, rejected or dropped, or until the timeout.
@@ -456,17 +479,36 @@ class Client:
         rank: tuple[int | None, int | None],
         fingerprint: Fingerprint | Mapping[str, Any] | None,
     ) -> Registration:
-        run, (shard, shards) = (self.settings.url, self.project, self.run_key), rank
-        attempt_key = functools.partial(self.launch.attempt_key, run=run, shard=shard, shards=shards)
-        return deliveries.registration(self.project, self.run_key, description, attempt_key, resume_step, fingerprint)
+        deliveries.check_whole_number("resume_step", resume_step)
+        model_kind = description.get("model_kind")
+        if model_kind is not None and known_model_kind(model_kind) is None:
+            raise ConfigurationError(f"model_kind must be one of {', '.join(MODEL_KINDS)} or None, got {model_kind!r}")
+        if description.get("scalar_names") is not None:
+            try:
+                check_declared(description["scalar_names"])
+            except ValueError as error:
+                raise ConfigurationError(f"scalar_names: {error}") from error
+        of_run, (shard, shards), begin = (self.settings.url, self.project, self.run_key), rank, int(resume_step)
+        attempt = {
+            "key": self.launch.attempt_key(begin, run=of_run, shard=shard, shards=shards),
+            "resume_step": begin,
+            "fingerprint": fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {}),
+            "heartbeats": True,
+            deliveries.BEGAN: now_us(),
+        }
+        run = {"project": self.project, "key": self.run_key} | given(description)
+        json_bytes(run), json_bytes(attempt)
+        return Registration(run=run, attempt=attempt)
 
     def _register(self, registration: Registration) -> None:
         self._registration = registration
         self.newest_step = registration.attempt["resume_step"]
         self._background.begin(registration, self._shard)
-        self._log_delivery("the start of the run", Delivery("register", registration))
+        delivery = Delivery("register", registration)
+        self._background.take("the start of the run", 0, lambda: lambda: delivery, needed=True)
 
-    def _log_delivery(self, what: str, delivery: Delivery) -> None:
+    def _deliver(self, what: str, kind: str, body: Mapping[str, Any], **place: int | str) -> None:
+        delivery = Delivery(kind, self._started(), place, json_bytes(body))
         self._background.take(what, len(delivery.body), lambda: lambda: delivery, needed=delivery.needed)
 
 

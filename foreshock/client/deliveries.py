@@ -6,25 +6,16 @@ The functions make the deliveries of the client's calls and check their argument
 from __future__ import annotations
 
 import math
-import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from foreshock.api.runs import LARGEST_STEP, LONGEST_NAME, MOST_SCALARS, NAME_PATTERN
+from foreshock.api.runs import LARGEST_STEP, LONGEST_NAME, NAME_PATTERN
 from foreshock.changes import CHANGE_KINDS
-from foreshock.clock import now_us
-from foreshock.diagnosis.quantities import check_declared
-from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
-from foreshock.fingerprint import Fingerprint
-from foreshock.json_values import finite_or_none, given, json_bytes
-from foreshock.learning_rate.levers import Value
-from foreshock.learning_rate.modes import BesideTheRate
-from foreshock.model_kind import MODEL_KINDS, known_model_kind, model_kind_of_folder
+from foreshock.json_values import finite_or_none
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
 from foreshock.notary.reports import encode_report
@@ -39,7 +30,6 @@ BEGAN = "began_at_us"
 _OF_ATTEMPT = ("key", "resume_step", "heartbeats", BEGAN)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SLICE_BYTES = 256 * 1024
-_LONGEST_REFUSAL = 200
 
 _RUN, _STEP = "/v1/runs/{run}", "/v1/runs/{run}/steps/{step}"
 _JSON = "application/json"
@@ -166,41 +156,6 @@ class Delivery:
         return delivery
 
 
-def registration(
-    project: str,
-    run_key: str,
-    description: Mapping[str, Any],
-    attempt_key: Callable[[int], str],
-    resume_step: int,
-    fingerprint: Fingerprint | Mapping[str, Any] | None,
-) -> Registration:
-    """Return the bodies that get or create run and attempt; None values are omitted. Raises ConfigurationError.
-
-    `attempt_key` returns the key of the attempt that begins at a step.
-    """
-    check_whole_number("resume_step", resume_step)
-    model_kind = description.get("model_kind")
-    if model_kind is not None and known_model_kind(model_kind) is None:
-        raise ConfigurationError(f"model_kind must be one of {', '.join(MODEL_KINDS)} or None, got {model_kind!r}")
-    if description.get("scalar_names") is not None:
-        try:
-            check_declared(description["scalar_names"])
-        except ValueError as error:
-            raise ConfigurationError(f"scalar_names: {error}") from error
-    run = {"project": project, "key": run_key} | given(description)
-    fingerprint = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})
-    begin = int(resume_step)
-    attempt = {
-        "key": attempt_key(begin),
-        "resume_step": begin,
-        "fingerprint": fingerprint,
-        "heartbeats": True,
-        BEGAN: now_us(),
-    }
-    json_bytes(run), json_bytes(attempt)
-    return Registration(run=run, attempt=attempt)
-
-
 def check_shard(step: int, shard: int, shards: int) -> None:
     """Raise ConfigurationError unless step >= 0 and 0 <= shard < shards."""
     check_whole_number("step", step)
@@ -243,45 +198,6 @@ def checked_scalars(values: Mapping[str, Any]) -> tuple[dict[str, float | None],
     return numbers, wrong
 
 
-def scalars(
-    registration: Registration, step: int, source: str, numbers: Mapping[str, float | None]
-) -> Iterator[Delivery]:
-    """Yield deliveries of numbers by name, filled up to what one request takes. Raises ConfigurationError."""
-    check_whole_number("step", step)
-    for start in range(0, len(numbers), MOST_SCALARS):
-        values = dict(islice(numbers.items(), start, start + MOST_SCALARS))
-        body = json_bytes({"source": source, "values": values})
-        yield Delivery("scalars", registration, {"step": int(step)}, body)
-
-
-def checkpoint(
-    registration: Registration,
-    step: int,
-    announced: Mapping[str, Any],
-    local_folder: str | os.PathLike[str] | None = None,
-) -> Delivery:
-    """Return the delivery that announces saved weights; None values are omitted.
-
-    Digest and kind of model are read from `local_folder` if they are None. Raises WeightsError.
-    """
-    check_whole_number("step", step)
-    found = given(announced)
-    if local_folder is not None:
-        found.setdefault("model_kind", model_kind_of_folder(local_folder))
-        if "digest" not in found:
-            found["digest"] = weights_digest(os.fspath(local_folder))
-    body = json_bytes({"format": "hf_safetensors"} | given(found))
-    return Delivery("checkpoint", registration, {"step": int(step)}, body)
-
-
-def change(registration: Registration, step: int, kind: str, body: Mapping[str, Any]) -> Delivery:
-    """Return the delivery that announces a change; None values are omitted."""
-    check_whole_number("step", step)
-    if kind not in CHANGE_KINDS:
-        raise ConfigurationError(f"kind must be one of {', '.join(CHANGE_KINDS)}, got {kind!r}")
-    return Delivery("change", registration, {"step": int(step), "change": kind}, json_bytes(given(body)))
-
-
 def weights(
     registration: Registration,
     step: int,
@@ -314,34 +230,15 @@ def _said(holding: Holding, announced: Mapping[str, Any]) -> dict[str, Any]:
     return {"tensors": tensors, "canary": [float(each) for each in holding.canary], "others_as_announced": is_whole}
 
 
-def acknowledgement(
-    registration: Registration, revision: int, step: int, learning_rate: float, scale: float | None = None
-) -> Delivery:
-    """Return the report of the learning rate that a trainer applied at a step, and of the scale in it if it is known.
-
-    Raises ConfigurationError for what is no number, NaN and ±inf.
-    """
-    check_whole_number("step", step)
-    body: dict[str, int | float] = {"revision": int(revision), "step": int(step)}
-    for name, value in {"applied_lr": learning_rate, **given({"applied_scale": scale})}.items():
-        try:
-            body[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            body[name] = math.nan
-        if not math.isfinite(body[name]):
-            raise ConfigurationError(f"{name} must be a finite number, got {value!r}")
-    return Delivery("rate", registration, body=json_bytes(body))
-
-
-def lever_report(
-    registration: Registration, revision: int, step: int, lever: BesideTheRate, done: Value | None, refused: str | None
-) -> Delivery:
-    """Return the report of what a trainer did with a lever at a step."""
-    used = None if done is None else asdict(done)
-    # One line, as the service takes it: a reason may be the text of an exception.
-    reason = None if refused is None else " ".join(refused.split())[:_LONGEST_REFUSAL] or "no reason given"
-    body = {"revision": int(revision), "step": int(step), "lever": lever, "done": used, **given({"refused": reason})}
-    return Delivery("lever", registration, body=json_bytes(body))
+def finite(name: str, value: Any) -> float:
+    """Return a number. Raises ConfigurationError for what is none, NaN and ±inf."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigurationError(f"{name} must be a finite number, got {value!r}")
+    return number
 
 
 def check_whole_number(name: str, value: object) -> None:

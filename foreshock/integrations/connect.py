@@ -22,11 +22,11 @@ from foreshock.client.reporting import LogOnce
 from foreshock.errors import ConfigurationError
 from foreshock.integrations import clip_range
 from foreshock.integrations.batches import columns_of_batch
+from foreshock.integrations.corrections import SetCorrection
 from foreshock.integrations.hooks import guard, is_number, observe
 from foreshock.integrations.releases import KNOWN_VERSIONS, installed, warn_of_unknown_version
 from foreshock.integrations.trainer_run import (
     Decisions,
-    SetCorrection,
     TrainerRun,
     modes_of_environment,
     of_the_leader,
@@ -138,10 +138,6 @@ class Connection(TrainerRun):
         """Report the rate that was applied, and the scale in it."""
         if self.feed is not None:
             self.feed.acknowledge(step, rate, scale)
-
-    def correct(self, correction: Correction | None, step: int) -> None:
-        """Set a correction and report what was done."""
-        self.corrections.follow(correction, step, self.feed)
 
 
 def connect(

@@ -165,7 +165,7 @@ class SlimeRun(TrainerRun):
             self._decided = of_the_leader(own, group_of(self.framework))
         scale, correction = self._decided
         if optimizer_step == 0:
-            self.corrections.follow(correction, step, self.feed)
+            self.correct(correction, step)
             self.apply(optimizer, scale, step)
         else:
             apply_scale(optimizer, scale)

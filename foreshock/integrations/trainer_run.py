@@ -12,43 +12,18 @@ from typing import Any
 from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
+from foreshock.integrations.corrections import SetCorrection
 from foreshock.integrations.hooks import is_number
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.learning_rate.levers import Correction
 
-__all__ = ["Corrections", "Decisions", "TrainerRun", "await_first_advice", "modes_of_environment", "of_the_leader"]
+__all__ = ["Decisions", "TrainerRun", "await_first_advice", "modes_of_environment", "of_the_leader"]
 
 FIRST_ADVICE_SECONDS = 10.0
 
-SetCorrection = Callable[[Correction | None], str | None]
-"""Changes a trainer's settings, with None back to its own configuration, and returns why it cannot; None: it did. A
-refusal names what to put into the configuration."""
-
 Decisions = tuple[float, Correction | None]
 """The scale and the correction of a step."""
-
-
-class Corrections:
-    """Applies the advised correction to a trainer, and reports what was done."""
-
-    def __init__(self, framework: str, log: LogOnce, apply: SetCorrection) -> None:
-        self._framework = framework
-        self._log = log
-        self._apply = apply
-        self._applied: Correction | None = None
-
-    def follow(self, correction: Correction | None, step: int, feed: AdviceFeed | None) -> None:
-        """Apply the correction of a step; `feed` is None in all processes but the leading one."""
-        if correction is None and self._applied is None:
-            return
-        refused = self._apply(correction)
-        if refused is None:
-            self._applied = correction
-        else:
-            self._log.warning("correction", f"{self._framework}: the advised correction is not applied: {refused}")
-        if feed is not None:
-            feed.report("correction", step, None if refused else correction, refused)
 
 
 class TrainerRun:
@@ -61,9 +36,10 @@ class TrainerRun:
     def __init__(self, framework: str, log: LogOnce, set_correction: SetCorrection) -> None:
         self.framework = framework
         self.log = log
+        self._correction: Correction | None = None
         self.client: Client | None = None
         self.feed: AdviceFeed | None = None
-        self.corrections = Corrections(framework, log, set_correction)
+        self._change_settings = set_correction
         self.planned: Callable[[], Any] = lambda: None
         self._decided: Decisions = (1.0, None)
         self._logged_rollouts = False
@@ -140,6 +116,18 @@ class TrainerRun:
             # Other processes may be waiting for a number.
             self.log.exception("scale", "the advice could not be read, the last one stays in use", error)
         return self._decided
+
+    def correct(self, correction: Correction | None, step: int) -> None:
+        """Apply the correction of a step to the trainer, and report what was done."""
+        if correction is None and self._correction is None:
+            return
+        refused = self._change_settings(correction)
+        if refused is None:
+            self._correction = correction
+        else:
+            self.log.warning("correction", f"{self.framework}: the advised correction is not applied: {refused}")
+        if self.feed is not None:
+            self.feed.report("correction", step, None if refused else correction, refused)
 
     def apply(self, optimizer: Any, scale: float, step: int) -> bool:
         """Scale the learning rate of an optimizer, and report it; return False if it cannot be scaled."""

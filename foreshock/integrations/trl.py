@@ -22,9 +22,9 @@ from transformers import TrainerCallback
 from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
 from foreshock.fingerprint import dtype_name, with_precision
+from foreshock.integrations import corrections
 from foreshock.integrations.hooks import guard, observe
 from foreshock.integrations.trainer_run import TrainerRun
-from foreshock.integrations.trl_correction import Settings
 from foreshock.integrations.trl_generations import Generations
 from foreshock.integrations.trl_update import MOST_ROLLOUTS, Update
 from foreshock.learning_rate.advice import Advice
@@ -90,7 +90,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         self._given_client = client
         self._run_key = run_key
         self._resumed_from: Path | None = None
-        self._run = TrainerRun("TRL", self._log, Settings(trainer).apply)
+        self._run = TrainerRun("TRL", self._log, corrections.of_trl(trainer))
         self._run.planned = lambda: trainer.state.max_steps if trainer.state.max_steps > 0 else None
         self._applied: float | None = None
         self._update = Update(trainer, self._log, update_rollouts)
@@ -232,7 +232,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         if feed is not None:
             feed.rollback(step)
         scale, correction = self._of_first_process(self._run.decisions(step))
-        self._run.corrections.follow(correction, step, feed)
+        self._run.correct(correction, step)
         self._run.apply(optimizer, scale, step)
         self._applied = applied_learning_rates(optimizer)[0]
 

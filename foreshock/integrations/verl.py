@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 
 from foreshock.client.reporting import LogOnce
 from foreshock.fingerprint import with_precision
+from foreshock.integrations import corrections
 from foreshock.integrations.hooks import guard, is_number, is_observed, mark_observed, observe
 from foreshock.integrations.releases import KNOWN_VERSIONS, warn_of_unknown_version
 from foreshock.integrations.trainer_run import TrainerRun, modes_of_environment
 from foreshock.integrations.verl_columns import attributes_of, columns_of, precision_of
-from foreshock.integrations.verl_correction import Settings
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.model_kind import model_kind_of_folder
 from foreshock.rollouts.attributes import BatchAttributes
@@ -49,7 +49,7 @@ class VerlRun(TrainerRun):
     """The run of the trainer of this process."""
 
     def __init__(self, trainer: Any) -> None:
-        super().__init__("verl", log, Settings(trainer).apply)
+        super().__init__("verl", log, corrections.of_verl(trainer))
         self.trainer = trainer
         self.response_mask: Any = None
         self.entropy: Any = None
@@ -284,7 +284,7 @@ def set_correction(_arguments: Any, _keywords: Any) -> None:
     """Set the advised correction of the trainer's step, before the trainer computes its weights."""
     run = current_run()
     if run is not None and run.feed is not None:
-        run.corrections.follow(run.feed.correction(run.step), run.step, run.feed)
+        run.correct(run.feed.correction(run.step), run.step)
 
 
 def _note_forward_pass(arguments: tuple[Any, ...], _keywords: Any, result: Any) -> None:

@@ -17,7 +17,7 @@ import httpx
 from foreshock.client.reporting import LogOnce
 from foreshock.errors import ServiceError, ServiceUnavailable, WrongService
 from foreshock.learning_rate.advice import Advice, AdviceAlert
-from foreshock.learning_rate.length_decay import DECAY_FLOOR, warmed
+from foreshock.learning_rate.length_decay import warmed
 from foreshock.learning_rate.levers import Correction, Rollback, Value
 from foreshock.learning_rate.modes import BesideTheRate
 from foreshock.retry import Backoff
@@ -31,6 +31,8 @@ _FIRST_RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 30.0
 _MIN_SECONDS_BETWEEN_POLLS = 0.2
 _MAX_CLOSE_SECONDS = 2.0
+_NONE = Advice(run="", attempt=0, revision=0)
+"""Before the first answer: shadow mode."""
 # A trainer asks one or two steps ahead of what it has logged.
 _STEPS_AHEAD = 2
 
@@ -53,7 +55,7 @@ class AdviceFeed:
         self._wait_seconds = wait_seconds
         self._connection = client.new_connection()
         self._log = LogOnce("foreshock.learning_rate")
-        self._advice: Advice | None = None
+        self._advice = _NONE
         self._advice_lock = threading.Lock()
         # The id of the run that is polled.
         self._run: str | None = None
@@ -77,23 +79,21 @@ class AdviceFeed:
         If the client's trainer asks for the apply mode, the first steps have a warm-up, also before an answer.
         """
         advice = self._advice_at(step)
-        scale = 1.0 if advice is None else advice.scale(int(step))
-        if not self._client.asks_to_apply or (advice is not None and advice.mode != "apply"):
+        scale = advice.scale(int(step))
+        if not self._client.asks_to_apply or (advice is not _NONE and advice.mode != "apply"):
             return scale
-        return warmed(scale, int(step), DECAY_FLOOR if advice is None else advice.floor)
+        return warmed(scale, int(step), advice.floor)
 
     def advised_scale(self, step: int) -> float:
         """Return the advised factor of `step`, also in shadow mode; 1.0 before the first answer."""
-        advice = self._advice_at(step)
-        return 1.0 if advice is None else advice.advised_scale(int(step))
+        return self._advice_at(step).advised_scale(int(step))
 
     def correction(self, step: int) -> Correction | None:
         """Return the correction of the loss at `step`; None: as the trainer is configured, also in shadow mode.
 
         `foreshock.corrections.weights(d, mask, found.kind, found.threshold)` are its weights.
         """
-        advice = self._advice_at(step)
-        return None if advice is None else advice.corrected(int(step))
+        return self._advice_at(step).corrected(int(step))
 
     def rollback(self, step: int) -> Rollback | None:
         """Return the checkpoint to go back to before `step`; None: go on, also in shadow mode.
@@ -101,8 +101,8 @@ class AdviceFeed:
         It calls the callback of `on_rollback`, once for each proposal, and reports what came of it.
         """
         advice = self._advice_at(step)
-        found = None if advice is None else advice.rolled_back(int(step))
-        if advice is None or found is None or self._roll_back is None:
+        found = advice.rolled_back(int(step))
+        if found is None or self._roll_back is None:
             return found
         proposal = advice.attempt, advice.rollback.since(int(step))
         if proposal != self._called_back:
@@ -134,27 +134,27 @@ class AdviceFeed:
     @property
     def advice(self) -> Advice | None:
         """The newest answer, None before the first one."""
-        return self._advice
+        return None if self._advice is _NONE else self._advice
 
     @property
     def mode(self) -> str:
         """The run's mode: "shadow" (the default: `scale` returns 1.0) or "apply"."""
-        return "shadow" if self._advice is None else self._advice.mode
+        return self._advice.mode
 
     @property
     def revision(self) -> int:
         """The revision of the newest answer, which never decreases within a run; 0 before the first one."""
-        return 0 if self._advice is None else self._advice.revision
+        return self._advice.revision
 
     @property
     def alerts(self) -> tuple[AdviceAlert, ...]:
         """The run's open alerts."""
-        return () if self._advice is None else self._advice.alerts
+        return self._advice.alerts
 
     @property
     def want_weights_at_step(self) -> int | None:
         """The step whose weights the service wants saved; None without one."""
-        return None if self._advice is None else self._advice.want_weights_at_step
+        return self._advice.want_weights_at_step
 
     def acknowledge(self, step: int, applied_learning_rate: float, applied_scale: float | None = None) -> None:
         """Report the learning rate used at `step`, and the scale in it if known, to the service, in the background."""
@@ -162,7 +162,7 @@ class AdviceFeed:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the newest answer as plain JSON values, for the trainer's checkpoint; it names its run."""
-        return {"advice": self._advice and self._advice.to_json(), "run_key": self._run_key}
+        return {"advice": self.advice and self.advice.to_json(), "run_key": self._run_key}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load `state_dict()`, unless it is of another run, or a newer answer is already known."""
@@ -187,14 +187,14 @@ class AdviceFeed:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _advice_at(self, step: int) -> Advice | None:
+    def _advice_at(self, step: int) -> Advice:
         step, advice = int(step), self._advice
         if self._client.attempt_key != self._attempt_key:
             # A restart in this process, which may begin at an earlier step.
             self._attempt_key = self._client.attempt_key
             self._step = self._followed_step = None
             self._reported = {}
-        reached = max(self._client.newest_step, -1 if advice is None else advice.observed_step)
+        reached = max(self._client.newest_step, advice.observed_step)
         # Decisions never change steps up to a followed one, so following a step far ahead would stop all advice.
         if step <= reached + _STEPS_AHEAD:
             self._step = step if self._step is None else max(self._step, step)
@@ -212,7 +212,7 @@ class AdviceFeed:
             if self._run not in (None, advice.run):
                 self._log_dropped(advice)
                 return False
-            if newest is not None and newest.run == advice.run and advice.order < newest.order:
+            if newest.run == advice.run and advice.order < newest.order:
                 return False
             self._advice = advice
         return True
@@ -224,10 +224,9 @@ class AdviceFeed:
                 return
             self._run = run
             self._etag = self._followed_step = self._polled_past_request_at = None
-            newest = self._advice
-            if newest is not None and newest.run != run:
-                self._log_dropped(newest)
-                self._advice = None
+            if self._advice is not _NONE and self._advice.run != run:
+                self._log_dropped(self._advice)
+                self._advice = _NONE
 
     def _log_dropped(self, advice: Advice) -> None:
         self._log.warning(

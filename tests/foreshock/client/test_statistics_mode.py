@@ -9,7 +9,7 @@ import pytest
 
 from foreshock import Client, RolloutBatch
 from foreshock.client.capture import capture_rollouts, encode_shard
-from foreshock.client.deliveries import registration
+from foreshock.client.deliveries import Registration
 from foreshock.client.reporting import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.statistics_shards import StatisticsShard
@@ -75,8 +75,8 @@ def test_logging_the_same_shard_again_is_a_duplicate(make: Callable[..., Client]
 
 def test_the_sample_is_of_run_step_and_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foreshock.client.capture.prepare_token_pass", lambda: True)
-    one = registration("project", "key", {}, lambda _: "attempt", 0, None)
-    other = registration("project", "another", {}, lambda _: "attempt", 0, None)
+    one = Registration({"project": "project", "key": "key"}, {"key": "attempt"})
+    other = Registration({"project": "project", "key": "another"}, {"key": "attempt"})
     captured = capture_rollouts(random_batch(6, 60), default_ids="r", attributes=None)
     settings = ClientSettings.resolve(mode="statistics", full_rollouts=6, worst_rollouts=0)
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from foreshock.client.reporting import LogOnce
-from foreshock.integrations import trl_correction, verl_correction
-from foreshock.integrations.trainer_run import Corrections, of_the_leader
+from foreshock.integrations.corrections import of_trl, of_verl
+from foreshock.integrations.trainer_run import TrainerRun, of_the_leader
 from foreshock.learning_rate.levers import Correction
 
 omegaconf = pytest.importorskip("omegaconf")
@@ -32,10 +32,10 @@ def trl_set(trainer: SimpleNamespace) -> tuple[Any, ...]:
 )
 def test_trl_reads_the_correction_from_its_trainer(correction: Correction, expected: tuple[Any, ...]) -> None:
     trainer = trl_trainer()
-    settings = trl_correction.Settings(trainer)
-    assert settings.apply(correction) is None
+    change = of_trl(trainer)
+    assert change(correction) is None
     assert trl_set(trainer) == expected
-    assert settings.apply(None) is None
+    assert change(None) is None
     assert trl_set(trainer) == ("sequence_mask", 3.0, None)
 
 
@@ -44,10 +44,10 @@ def test_first_releases_of_trl_have_an_upper_bound_only() -> None:
         vllm_importance_sampling_correction=True, vllm_importance_sampling_mode="sequence_mask",
         vllm_importance_sampling_cap=3.0, use_vllm=True,
     )  # fmt: skip
-    settings = trl_correction.Settings(trainer)
-    assert settings.apply(TIS) is None
+    change = of_trl(trainer)
+    assert change(TIS) is None
     assert (trainer.vllm_importance_sampling_mode, trainer.vllm_importance_sampling_cap) == ("token_truncate", 2.0)
-    assert "no lower bound" in (settings.apply(ICEPOP) or "")
+    assert "no lower bound" in (change(ICEPOP) or "")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_first_releases_of_trl_have_an_upper_bound_only() -> None:
 )
 def test_trl_refuses_what_it_cannot_change_now(trainer: SimpleNamespace, correction: Correction, refused: str) -> None:
     before = dict(vars(trainer))
-    assert refused in (trl_correction.Settings(trainer).apply(correction) or "")
+    assert refused in (of_trl(trainer)(correction) or "")
     assert vars(trainer) == before
 
 
@@ -88,17 +88,17 @@ def test_verls_node_is_changed_in_place(correction: Correction, level: str, thre
 
     trainer = verl_trainer({"bypass_mode": False, "rollout_is": None, "rollout_is_threshold": 2.0, "rollout_rs": None})
     node = trainer.config.algorithm.rollout_correction
-    settings = verl_correction.Settings(trainer)
-    assert settings.apply(correction) is None
+    change = of_verl(trainer)
+    assert change(correction) is None
     assert (node.rollout_is, node.rollout_is_threshold) == (level, threshold)
     assert _parse_rollout_is_threshold(node.rollout_is_threshold)[0] == correction.bounds.upper
-    assert settings.apply(None) is None
+    assert change(None) is None
     assert (node.rollout_is, node.rollout_is_threshold) == (None, 2.0)
 
 
 def test_verl_without_a_node_gets_one() -> None:
     trainer = verl_trainer(None)
-    assert verl_correction.Settings(trainer).apply(TIS) is None
+    assert of_verl(trainer)(TIS) is None
     assert trainer.config.algorithm.rollout_correction == {"rollout_is": "token", "rollout_is_threshold": 2.0}
 
 
@@ -110,7 +110,7 @@ def test_verl_without_a_node_gets_one() -> None:
     ],
 )
 def test_verl_refuses_with_what_to_configure(trainer: Any, refused: str) -> None:
-    reason = verl_correction.Settings(trainer).apply(TIS) or ""
+    reason = of_verl(trainer)(TIS) or ""
     assert refused in reason
     assert "algorithm.rollout_correction.rollout_is=token" in reason
 
@@ -126,10 +126,11 @@ class Feed:
 def test_what_was_done_is_reported_and_a_refusal_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     answers: dict[Correction | None, str | None] = {TIS: None, MIS: "it cannot", None: None}
     feed: Any = Feed()
-    corrections = Corrections("mine", LogOnce("foreshock.tests"), answers.__getitem__)
-    corrections.follow(None, 1, feed)
+    run = TrainerRun("mine", LogOnce("foreshock.tests"), answers.__getitem__)
+    run.feed = feed
+    run.correct(None, 1)
     for step, correction in enumerate((TIS, MIS, MIS, None), 2):
-        corrections.follow(correction, step, feed)
+        run.correct(correction, step)
     assert feed.reports == [
         ("correction", 2, TIS, None),
         ("correction", 3, None, "it cannot"),

@@ -141,7 +141,7 @@ def test_late_and_repeated_answers_change_nothing() -> None:
         @settings(max_examples=50, deadline=None)
         @given(revisions=st.lists(st.tuples(st.integers(1, 2), st.integers(0, 9), st.integers(0, 9)), min_size=1))
         def repeated(revisions: list[tuple[int, int, int]]) -> None:
-            fed._advice = newest = None
+            fed._advice, newest = feed._NONE, None
             for attempt, revision, observed in revisions:
                 answer = Advice.from_json(advice(revision, attempt, observed_step=observed))
                 fed.load_state_dict({"advice": answer.to_json()})

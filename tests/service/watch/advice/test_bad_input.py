@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from foreshock import Client
 from foreshock.client.reporting import LogOnce
-from foreshock.integrations.trainer_run import Corrections
+from foreshock.integrations.trainer_run import TrainerRun
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.control_loop import LARGEST_RISE
 from foreshock.learning_rate.decisions import STEPS_OF_A_RISE
@@ -55,13 +55,14 @@ class Trainer:
         modes: Any = dict.fromkeys(("advice_mode", "correction_mode", "rollback_mode"), "apply")
         self.client.start_run(resume_step=first, initial_learning_rate=RATE, **modes)
         self.refusal: str | None = None
-        self._corrections = Corrections("a loop", LogOnce("test"), lambda _: self.refusal)
+        self._run = TrainerRun("a loop", LogOnce("test"), lambda _: self.refusal)
+        self._run.feed = self.feed
         self.scales: list[float] = []
 
     def train(self, steps: range, log: Log, *, awaited: bool = True, batch_of: Any = lagging) -> None:
         for step in steps:
             self.scales.append(self.feed.scale(step))
-            self._corrections.follow(self.feed.correction(step), step, self.feed)
+            self._run.correct(self.feed.correction(step), step)
             self.feed.rollback(step)
             values = {"learning_rate": RATE * self.scales[-1], "update_k3": 1e-2, **log(step)}
             self.feed.acknowledge(step, values["learning_rate"], self.scales[-1])
