@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from foreshock.errors import StatisticsError
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
-from foreshock.measures.estimators.intervals import Interval, clustered_interval
 from foreshock.measures.inputs import generated_means, truncated_rollouts, turns_of_rollouts
 from foreshock.measures.registry import BOOTSTRAPPED
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
@@ -125,10 +124,6 @@ class RolloutSummaries:
         tokens = self.column("n_tokens")
         whole: NDArray[np.bool_] = (tokens > 0) & (tokens == self.column("length"))
         return whole
-
-    def k3_interval(self) -> Interval:
-        """Return the nominal 95 % interval of the token mean of k3, clustered by prompt group, or by rollout."""
-        return clustered_interval(self.column("sum_k3"), self.column("n_tokens"), self.clusters()).never_negative()
 
     def bootstrap_measures(self) -> dict[str, float]:
         """Return the registry's bootstrap intervals by prompt group, by column; they need one row per rollout.

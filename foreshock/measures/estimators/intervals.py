@@ -38,21 +38,6 @@ class Interval:
         return replace(self, low=0.0) if self.low < 0.0 else self
 
 
-def clustered_interval(sums: Float64, tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None = None) -> Interval:
-    """Return the interval of Σ sums / Σ tokens, both [N], one per rollout; `clusters` [N] is each rollout's cluster.
-
-    Without `clusters` each rollout is its own cluster. Rollouts without tokens are excluded.
-    """
-    of_clusters, sizes = sums_of_clusters(sums[:, None], tokens, clusters)
-    if sizes.size == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    with np.errstate(invalid="ignore", over="ignore"):
-        mean = float(of_clusters.sum() / sizes.sum())
-        residuals = of_clusters[:, 0] - mean * sizes
-        square = float(np.square(residuals).sum())
-    return interval_from_residuals(mean, square, int(sizes.sum()), int(sizes.size))
-
-
 def sums_of_clusters(
     sums: Float64, tokens: NDArray[np.int64] | Float64, clusters: NDArray[np.int64] | None
 ) -> tuple[Float64, Float64]:

@@ -25,6 +25,7 @@ from foreshock.measures.passes import measured, numpy_pass
 from foreshock.measures.registry import MEASURES
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
+from tests.foreshock.measures.clustered import k3_interval
 
 
 def assert_alike(one: dict[str, float], two: dict[str, float], relative: float) -> None:
@@ -176,7 +177,7 @@ def test_equal_sample_ids_of_two_ranks_stay_two_rollouts() -> None:
     apart = measure_step(RolloutBatch.concat(ranks)).comparisons["trainer/rollout"]
     alike = fold(measure_step(batch) for batch in numbered).comparisons["trainer/rollout"]
     assert np.unique(alike.summaries.clusters()).size == 12
-    one, two = (part.summaries.k3_interval() for part in (apart, alike))
+    one, two = (k3_interval(part.summaries) for part in (apart, alike))
     assert one.clusters == two.clusters == apart.measures()["prompt_groups"]
     assert (two.low, two.high) == pytest.approx((one.low, one.high), rel=1e-9)
     assert math.isfinite(alike.measures()["k3_kl_bootstrap_low"])

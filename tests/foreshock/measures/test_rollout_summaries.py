@@ -13,6 +13,7 @@ from foreshock.measures.estimators.bootstrap import bootstrap_interval, nonnegat
 from foreshock.measures.registry import BOOTSTRAPPED, WITH_INTERVAL
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from tests.foreshock.batches import compared, random_batch
+from tests.foreshock.measures.clustered import k3_interval
 from tests.foreshock.measures.direct import Token, k3, measured_sequences
 
 TERMS: dict[str, Callable[[Token], float]] = {
@@ -63,7 +64,7 @@ def test_intervals_stay_within_the_range_of_the_measure() -> None:
             rollout_log_probs=[[-2.0, -2.0]] * 8, trainer_log_probs=[[-2.0 + d for d in row] for row in gaps],
         )
     )  # fmt: skip
-    measures, of_rows = comparison.measures(), comparison.summaries.k3_interval()
+    measures, of_rows = comparison.measures(), k3_interval(comparison.summaries)
     assert (measures["k3_kl_low"], measures["k3_kl_high"]) == pytest.approx((of_rows.low, of_rows.high))
     for name in WITH_INTERVAL:
         low, high = measures[f"{name}_low"], measures[f"{name}_high"]

@@ -20,7 +20,8 @@ from foreshock.measures.estimators.bootstrap import (
     interval_warning,
     nonnegative_intervals,
 )
-from foreshock.measures.estimators.intervals import clustered_interval, student_t_quantile
+from foreshock.measures.estimators.intervals import student_t_quantile
+from tests.foreshock.measures.clustered import clustered_interval
 
 Batch = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]
 

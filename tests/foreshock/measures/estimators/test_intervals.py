@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from foreshock.measures.estimators.intervals import Interval, clustered_interval, student_t_quantile
+from foreshock.measures.estimators.intervals import Interval, student_t_quantile
+from tests.foreshock.measures.clustered import clustered_interval
 
 
 @pytest.mark.parametrize(
