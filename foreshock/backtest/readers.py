@@ -13,7 +13,7 @@ import io
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -89,7 +89,8 @@ def read_record(path: Path) -> Record:
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, float]]]:
     for line, value in _CONSOLES:
         if line.search(text):
-            yield from _console_rows(text.splitlines(), line, value)
+            for found in filter(None, map(line.search, text.splitlines())):
+                yield int(found[1]), {name: float(number) for name, number in value.findall(found[2])}
             return
     yield from _json_rows(text) if text.lstrip()[:1] in ("{", "[") else _csv_rows(path, text)
 
@@ -147,15 +148,6 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, float]]]:
             if name and not name.endswith(("__MIN", "__MAX"))
         }
         yield from _row(plain)
-
-
-def _console_rows(
-    lines: Iterable[str], step: re.Pattern[str], value: re.Pattern[str]
-) -> Iterator[tuple[int, dict[str, float]]]:
-    for line in lines:
-        found = step.search(line)
-        if found:
-            yield int(found[1]), {name: float(number) for name, number in value.findall(found[2])}
 
 
 def _row(record: Any) -> Iterator[tuple[int, dict[str, float]]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from foreshock.backtest.replay import Episode, RecordedRun, lost_learning_rate, replay_run, scales_under_apply
-from foreshock.diagnosis.collapse import HitWindow, hit_window
+from foreshock.diagnosis.collapse import hit_window
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.statistics import poisson_interval, proportion_interval
 
@@ -64,7 +64,7 @@ def score(rule: str, runs: Sequence[RecordedRun], episodes: Sequence[Sequence[Ep
             starts = [episode.start for episode in mine if window.holds(episode.start)]
             hits, misses = hits + bool(starts), misses + (not starts)
             leads.extend([run.collapse - min(starts)] if starts and run.collapse is not None else [])
-        false += sum(_is_healthy(episode.start, window) for episode in mine)
+        false += sum(window is None or episode.start < window.first for episode in mine)
         # Steps ascend: the healthy ones come first.
         well = len(run.steps) if window is None else bisect_left(run.steps, window.first)
         armed += sum(run.armed[:well])
@@ -134,10 +134,6 @@ def _merged(episodes: Iterable[Episode]) -> list[Episode]:
         last[cause] = len(found)
         found.append(episode)
     return found
-
-
-def _is_healthy(step: int, window: HitWindow | None) -> bool:
-    return window is None or step < window.first
 
 
 @dataclass(frozen=True, slots=True)

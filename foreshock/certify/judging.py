@@ -53,10 +53,9 @@ def judged(
     halves = compared.halves(wide)
     weights = steadiness(values, compared) if len(values) > 1 else np.ones(halves.size)
     pairs = list(itertools.combinations(values, 2))
-    plain, steady = (
-        max([_upper(compared, weighting, *pair) for pair in pairs], default=0.0)
-        for weighting in (np.ones(halves.size), weights)
-    )
+    floors = [(each, each.halves(second)) for each, second in ((compared.having(*pair), pair[1]) for pair in pairs)]
+    plain = max([mean_range(halves_of, each)[1] for each, halves_of in floors], default=0.0)
+    steady = max([mean_range(weights * halves_of, each)[1] for each, halves_of in floors], default=0.0)
     # In float32 a change of the computation is far larger than rounding: room for other kernels costs no power.
     is_float32 = dtype == "float32"
     floor = max(TWO_ROUNDINGS * (OTHER_KERNELS if is_float32 else 1.0) * plain, RESOLUTION)
@@ -79,11 +78,6 @@ def judged(
         return "identical", size
     beyond = low > floor or (not is_float32 and (steady_low > steady_floor or abs(repeated) > repeated_floor))
     return ("different" if beyond else "rounding"), size
-
-
-def _upper(compared: Compared, weights: Float64, one: Float64, other: Float64) -> float:
-    differing = compared.having(one, other)
-    return mean_range(weights * differing.halves(other), differing)[1]
 
 
 def _repeated(compared: Compared, one: Float64, pairs: Sequence[tuple[Float64, Float64]]) -> tuple[float, float]:

@@ -219,17 +219,16 @@ def fold(log: Iterable[Decision]) -> AdviceState:
             active = [
                 replace(kept, effective_from_step=min(kept.effective_from_step, resume_step))
                 for kept in active
-                if _is_kept(kept) or kept.observed_step < resume_step or (goes_back and kept.lever == "correction")
+                # What an operator set stays, as it holds the lever.
+                if kept.kind in _KEPT_BY_REWIND
+                or (kept.kind == "set" and kept.author == "operator")
+                or kept.observed_step < resume_step
+                or (goes_back and kept.lever == "correction")
             ]
         else:
             active.append(decision)
     noted = {name: getattr(whole, name) for name in ("revision", "attempt", "reason", "kind", "operated")}
     return replace(reduce(_apply, active, AdviceState()), **noted, rolled_back=tuple(rolled_back))
-
-
-def _is_kept(decision: Decision) -> bool:
-    """Return whether every rewind keeps a decision: what an operator set stays, as it holds the lever."""
-    return decision.kind in _KEPT_BY_REWIND or (decision.kind == "set" and decision.author == "operator")
 
 
 def fold_on(state: AdviceState, decision: Decision) -> AdviceState:

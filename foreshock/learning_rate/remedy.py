@@ -98,7 +98,9 @@ def decide_remedy(known: Situation) -> Remedy:
     if correction is None and not fault and (reasons or known.collapse is not None):
         correction = wanted
     if known.collapse is not None:
-        rollback = known.proposed or _newest_before(known)
+        limit = min((known.collapse + 1, *known.rolled_back))
+        before = (each for each in known.checkpoints if each.step < limit)
+        rollback = known.proposed or max(before, key=lambda each: each.step, default=None)
         if rollback is not None:
             goes_on = "" if correction is None else f" and go on with {correction.words}"
             return Remedy(
@@ -168,12 +170,6 @@ def _wanted(known: Situation) -> tuple[Correction, str]:
         left = percent(known.asked_ess)
         return default, f" {asked.words.capitalize()}, which the trainer asks for, would leave {left} of it."
     return asked, ""
-
-
-def _newest_before(known: Situation) -> Rollback | None:
-    assert known.collapse is not None
-    limit = min((known.collapse + 1, *known.rolled_back))
-    return max((each for each in known.checkpoints if each.step < limit), key=lambda each: each.step, default=None)
 
 
 def resume_command(trainer: str | None, checkpoint_path: str) -> str:

@@ -103,8 +103,11 @@ def judge(
     wholes = {known: dict(each.wholes) for known, each in announced.items()}
     pieces = held.tensors
     if HEAD in pieces:
+        # A head that was not announced is tied to the embeddings, of which an engine may keep a second copy.
         for each in wholes.values():
-            _add_tied_head(each)
+            embeddings = [name for name in each if name.endswith(EMBEDDINGS)]
+            if len(embeddings) == 1:
+                each.setdefault(HEAD, each[embeddings[0]])
     tensors, names = len(wholes[step]), [name for name in wholes[step] if name in pieces]
     distances = {known: distance(each.canary, held.canary) for known, each in announced.items()}
     canary = {known: value for known, value in distances.items() if value is not None}
@@ -214,10 +217,3 @@ def _swapped(pieces: Sequence[Piece], held: int, expected: int) -> str:
             second = placed[first + 1 + int(found[0])]
             return "ranks {} and {}".format(*sorted((placed[first].rank, second.rank)))
     return ""
-
-
-def _add_tied_head(tensors: dict[str, Whole | None]) -> None:
-    """Add a head that was not announced: it is tied to the embeddings, of which an engine may keep a second copy."""
-    embeddings = [name for name in tensors if name.endswith(EMBEDDINGS)]
-    if HEAD not in tensors and len(embeddings) == 1:
-        tensors[HEAD] = tensors[embeddings[0]]

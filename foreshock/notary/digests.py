@@ -14,7 +14,7 @@ Cost: two passes of integer arithmetic on the device that has the tensor, about 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,7 +83,11 @@ def pieces_of(parts: Iterable[Part], dtype: torch.dtype | None = None, rank: int
 def _digest(table: torch.Tensor, dtype: torch.dtype, columns: int) -> torch.Tensor:
     import torch
 
-    g, h = (_powers(factor, size, table.device) for factor, size in _factors(table.shape[0], columns))
+    # Rounded up, so that few tables of powers are kept.
+    g, h = (
+        _powers(factor, 1 << max(size - 1, 1).bit_length(), table.device)
+        for factor, size in ((ROW_FACTOR, table.shape[0]), (COLUMN_FACTOR, columns))
+    )
     total = torch.zeros((), dtype=torch.int64, device=table.device)
     words_at_once = _WORDS_IN_CACHE if table.device.type == "cpu" else _WORDS_AT_ONCE
     at_once = max(1, words_at_once // max(columns, 1))
@@ -103,12 +107,6 @@ def _words(table: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.pad(values.view(torch.uint8), (0, missing)).view(torch.int32)
     aligned = values.storage_offset() * values.dtype.itemsize % 4 == 0
     return (values if aligned else values.clone()).view(torch.int32)
-
-
-def _factors(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    # Rounded up, so that few tables of powers are kept.
-    for factor, size in ((ROW_FACTOR, rows), (COLUMN_FACTOR, columns)):
-        yield factor, 1 << max(size - 1, 1).bit_length()
 
 
 @lru_cache(maxsize=64)

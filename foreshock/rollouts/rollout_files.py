@@ -119,8 +119,10 @@ def read_rollout_file(
             )
         if path.suffix == ".parquet":
             data = _parquet_of(path)
-            names, own = _names_and_attributes(data)
-            attributes = own or attributes
+            with arrow_errors():
+                schema = pq.read_schema(pa.BufferReader(data))
+            names, text = set(schema.names), (schema.metadata or {}).get(ATTRIBUTES_KEY)
+            attributes = attributes if text is None else BatchAttributes.from_json(text)
             if "sample_id" in names and names <= COLUMNS.keys() and not renamed:
                 try:
                     return decode_rollouts(data, limits, check_values=check_values)
@@ -209,13 +211,6 @@ def _parquet_of(path: Path) -> bytes:
     if not data or data.startswith(_PARQUET_MAGIC):
         raise InvalidRolloutsError(f"{path.name} is empty or cut off: expected a Parquet file")
     raise InvalidRolloutsError(f"{path.name} is not a Parquet file")
-
-
-def _names_and_attributes(data: bytes) -> tuple[set[str], BatchAttributes | None]:
-    with arrow_errors():
-        schema = pq.read_schema(pa.BufferReader(data))
-    text = (schema.metadata or {}).get(ATTRIBUTES_KEY)
-    return set(schema.names), None if text is None else BatchAttributes.from_json(text)
 
 
 def _with_own_names(rows: Sequence[Row], renamed: Mapping[str, str], note: Note, path: Path) -> Sequence[Row]:

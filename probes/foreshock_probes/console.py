@@ -27,13 +27,9 @@ class WorkerConsole:
     def progress(self, title: str, tokens: int) -> Iterator[Report]:
         """Show a bar over `tokens` on a terminal; yield a function to call with the number of tokens done."""
         if not self._console.is_terminal:
-            yield _ignore
+            yield lambda _: None
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self._console, transient=True) as bar:
             task = bar.add_task(escape(title), total=tokens)
             yield lambda done: bar.update(task, completed=done)
-
-
-def _ignore(_: int) -> None:
-    return None

@@ -116,7 +116,10 @@ class WeightsLibrary:
             model = _model_of(root, folder, checkpoint)
         except AdapterError as error:
             raise WeightsGoneError(f"needs_conversion: {error}") from error
-        digest, stamp = self._digest(folder)
+        stamp = _stamp(folder)
+        if (folder, stamp) not in self._digests:
+            self._digests[folder, stamp] = weights_digest(folder)
+        digest = self._digests[folder, stamp]
         if digest != checkpoint.digest:
             raise WeightsRefusedError(
                 f"the weights of step {checkpoint.step} at {checkpoint.root}:{checkpoint.path} are not the announced "
@@ -135,12 +138,6 @@ class WeightsLibrary:
             f"this worker has no weights root {name!r} for the project {project!r}; set "
             f"FORESHOCK_WEIGHTS_ROOTS='{own[0]}=/folder/of/checkpoints' where the worker runs"
         )
-
-    def _digest(self, folder: Path) -> tuple[str, Stamp]:
-        stamp = _stamp(folder)
-        if (folder, stamp) not in self._digests:
-            self._digests[folder, stamp] = weights_digest(folder)
-        return self._digests[folder, stamp], stamp
 
 
 def _inside(root: Path, path: str) -> Path:

@@ -40,7 +40,9 @@ def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for chunk in _chunks(measured, positions):
             terms = _token_terms(chunk)
-            _add_extremes(result, chunk)
+            result.min_d[chunk.rows] = np.minimum.reduceat(chunk.d, chunk.offsets[:-1])
+            result.max_d[chunk.rows] = np.maximum.reduceat(chunk.d, chunk.offsets[:-1])
+            result.token_weights = result.token_weights.merge(LogWeights.of(chunk.d))
             _add_counts(result, chunk)
             _add_rollouts(result, chunk, terms)
             _add_regions(result, terms)
@@ -105,14 +107,6 @@ def _chunks(measured: TokenInputs, positions: Int64 | None) -> Iterator[_Chunk]:
             token_ids=token_ids,
             advantage=advantage,
         )
-
-
-def _add_extremes(result: RolloutSums, chunk: _Chunk) -> None:
-    """Add the ranges and the importance weights of d."""
-    d, starts = chunk.d, chunk.offsets[:-1]
-    result.min_d[chunk.rows] = np.minimum.reduceat(d, starts)
-    result.max_d[chunk.rows] = np.maximum.reduceat(d, starts)
-    result.token_weights = result.token_weights.merge(LogWeights.of(d))
 
 
 def _add_counts(result: RolloutSums, chunk: _Chunk) -> None:

@@ -129,7 +129,12 @@ class Certification:
         """Return the certificate of what has been done so far."""
         rows = tuple(self._row(each) for each in self._conditions())
         base = self._work.rollouts(BASE)
-        tokens = {} if base is None else {_digest(base): base64.b64encode(encode_rollouts(_bare(base))).decode()}
+        tokens = {}
+        if base is not None:
+            # Without what an engine logged.
+            attributes = replace(base.attributes, engine_fingerprint=None)
+            bare = replace(base, rollout_log_probs=None, attributes=attributes)
+            tokens[_digest(base)] = base64.b64encode(encode_rollouts(bare)).decode()
         names = (ENGINE_DECODE, *self._asked.engines, f"trainer {BASE}", f"{REFERENCE} {BASE}")
         scored = {name: self._work.scores(name) for name in names}
         configuration = model_configuration(self._base)
@@ -226,7 +231,8 @@ class Certification:
             verdict, size = judged(batch, first, second, replays, dtype, chosen)
             verdicts.append(verdict)
             sizes.append(size)
-        verdict = _joined(verdicts)
+        # That of the row's own precision, unless float32 differs.
+        verdict = "different" if "different" in verdicts else verdicts[0]
         note = ""
         if condition.tokens == "common" and (moved := self._moved(batch)):
             verdict = "rounding" if verdict == "identical" else verdict
@@ -329,11 +335,6 @@ def given_rollouts(certificate: Certificate) -> RolloutBatch | None:
     return None
 
 
-def _bare(batch: RolloutBatch) -> RolloutBatch:
-    """Return the tokens without what an engine logged."""
-    return replace(batch, rollout_log_probs=None, attributes=replace(batch.attributes, engine_fingerprint=None))
-
-
 def _digest(batch: RolloutBatch) -> str:
     arrays = (batch.prompt_token_ids, batch.prompt_offsets, batch.response_token_ids, batch.response_offsets)
     return digest_of_bytes(b"".join(np.ascontiguousarray(each).tobytes() for each in arrays))
@@ -354,11 +355,6 @@ def _on_common_tokens(batch: RolloutBatch, other: RolloutBatch) -> LogProbs:
         length = int(differing[0]) if differing.size else length
         found[start : start + length] = other.rollout_log_probs[first : first + length]
     return found
-
-
-def _joined(verdicts: list[Verdict]) -> Verdict:
-    """Return the verdict of a row: that of its own precision, "different" if it is so in float32 too or alone."""
-    return "different" if "different" in verdicts else verdicts[0]
 
 
 def _named(scorer: str, options: Mapping[str, Any]) -> str:

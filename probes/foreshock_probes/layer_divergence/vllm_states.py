@@ -121,11 +121,8 @@ def _observed(
 def _state_of(output: Any) -> torch.Tensor:
     """Return the state of a layer's output, which may hold its residual separately."""
     parts = [each for each in (output if isinstance(output, tuple) else (output,)) if each is not None]
-    if not 1 <= len(parts) <= 2 or not all(_is_states(each) for each in parts):
+    are_states = all(isinstance(each, torch.Tensor) and each.ndim == 2 and each.is_floating_point() for each in parts)
+    if not are_states or not 1 <= len(parts) <= 2:
         raise StatesMissingError(f"a layer of vLLM returned {type(output).__name__}, expected its state and a residual")
     state: torch.Tensor = sum(parts[1:], start=parts[0])
     return state
-
-
-def _is_states(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.ndim == 2 and value.is_floating_point()

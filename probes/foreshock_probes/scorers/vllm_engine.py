@@ -222,7 +222,8 @@ class VllmEngine:
             raise UnsupportedScoreError(f"vLLM cannot load the checkpoint: {error}") from error
         self._divisor = 1.0
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.attention_backend = self._find_attention_backend()
+        names = {name for names in self._llm.collective_rpc("foreshock_attention_backends") for name in names}
+        self.attention_backend = "+".join(sorted(names)) or None
 
     def prefill(self, tokens: list[NDArray[np.int32]]) -> list[RequestOutput]:
         """Return an output with flat `prompt_logprobs` for each sequence of `tokens`."""
@@ -274,11 +275,6 @@ class VllmEngine:
         flags |= {name: value for name, value in os.environ.items() if name in RECORDED_VARIABLES}
         conversion = bfloat16_conversion() if self.device.type == "cpu" and options.dtype == "bfloat16" else None
         return flags | ({"bfloat16_conversion": conversion} if conversion else {})
-
-    def _find_attention_backend(self) -> str | None:
-        """Return the name of vLLM's attention backend; several are joined by "+". None if no layer names one."""
-        names = {name for names in self._llm.collective_rpc("foreshock_attention_backends") for name in names}
-        return "+".join(sorted(names)) or None
 
 
 def bfloat16_conversion() -> str | None:
