@@ -97,6 +97,11 @@ def _value(hint: Any, value: Any) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         kinds = [each for each in arguments if each is not types.NoneType]
+        records = [each for each in kinds if dataclasses.is_dataclass(each)]
+        if len(kinds) > 1 and records and isinstance(value, Mapping):
+            # Of several records it is the first one of which it has what is required.
+            required = ((each, {name for name, (_, needed) in _fields(each).items() if needed}) for each in records)
+            return _value(next((each for each, names in required if value.keys() >= names), records[0]), value)
         return value if value is None or len(kinds) > 1 else _value(kinds[0], value)
     if hint is float:
         return number_or_nan(value)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from foreshock.api.records import Record
+from foreshock.api.records import Record, parse
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice, Applied, DecisionKind
-from foreshock.learning_rate.levers import Correction, Rollback, value_of
+from foreshock.learning_rate.levers import Correction, Rollback
 from foreshock.learning_rate.modes import BESIDE_THE_RATE, Author, BesideTheRate, Lever
 from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
@@ -94,14 +94,10 @@ def advice_record(value: Mapping[str, Any]) -> AdviceRecord:
         advice,
         number_or_nan(value.get("advised_scale", value.get("scale"))),
         value.get("next_decay_step"),
-        None if applied is None else Applied.from_json(applied),
+        None if applied is None else parse(Applied, applied),
         value.get("learning_rate_sum"),
-        {name: _report(name, report) for name, report in reports.items() if report is not None},
+        {name: parse(LeverReport, report) for name, report in reports.items() if report is not None},
     )
-
-
-def _report(lever: BesideTheRate, value: Mapping[str, Any]) -> LeverReport:
-    return LeverReport(int(value["step"]), value_of(lever, value.get("done")), value.get("refused"))
 
 
 class DecisionRecord(Record):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, Protocol
 
+from foreshock.api.records import parse
 from foreshock.healthy_ranges import threshold_number
 from foreshock.json_values import json_value
 from foreshock.learning_rate.length_decay import DECAY_FACTOR, DECAY_FLOOR, Point, Schedule, point_at
@@ -21,19 +22,16 @@ DecisionKind = Literal["surge", "retract", "loop", "halve", "raise", "hold", "re
 
 @dataclass(frozen=True, slots=True)
 class AdviceAlert:
-    """An open alert of the run; `severity` is "info", "warning" or "critical"."""
+    """An open alert of the run; `severity` is "info", "warning" or "critical".
 
-    rule: str
-    step: int
-    severity: str
-    why: str
-    what_to_do: str
+    Missing fields are empty, because a service of another release may rename them.
+    """
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> AdviceAlert:
-        """Parse an alert; missing fields become empty, because a service of another release may rename them."""
-        texts = {name: str(value.get(name, "")) for name in ("rule", "why", "what_to_do")}
-        return cls(**texts, step=int(value.get("step") or 0), severity=str(value.get("severity", "info")))
+    rule: str = ""
+    step: int = 0
+    severity: str = "info"
+    why: str = ""
+    what_to_do: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +101,18 @@ class Advice:
             revision=int(value["revision"]),
             mode=str(value.get("mode", "shadow")),
             phase=str(value.get("phase", "")),
-            schedule=None if schedule is None else Schedule.from_json(schedule),
+            schedule=None if schedule is None else parse(Schedule, schedule),
             observed_step=-1 if observed is None else int(observed),
             stale=bool(value.get("stale", False)),
             reason=str(value.get("reason") or ""),
-            alerts=tuple(AdviceAlert.from_json(alert) for alert in value.get("alerts") or ()),
+            alerts=tuple(parse(AdviceAlert, alert) for alert in value.get("alerts") or ()),
             want_weights_at_step=None if requested is None else int(requested),
             factor=factor,
             floor=floor,
             points=tuple(sorted(map(Point.from_json, value.get("points") or ()), key=attrgetter("step"))),
             remedy=str(value.get("remedy") or "nothing"),
             why=str(value.get("why") or ""),
-            **{name: LeverState.from_json(name, value.get(name) or {}) for name in BESIDE_THE_RATE},
+            **{name: LeverState.from_json(value.get(name) or {}) for name in BESIDE_THE_RATE},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -138,13 +136,6 @@ class Applied:
     learning_rate: float
     revision: int
     scale: float | None = None
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Applied:
-        """Parse the field `applied` of an advice. Raises KeyError, TypeError or ValueError if it is invalid."""
-        scale = value.get("scale")
-        known = int(value["step"]), float(value["learning_rate"]), int(value["revision"])
-        return cls(*known, None if scale is None else float(scale))
 
     @property
     def words(self) -> str:

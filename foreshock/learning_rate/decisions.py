@@ -31,6 +31,7 @@ from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any, Final
 
+from foreshock.api.records import parse
 from foreshock.diagnosis.detectors import OpenSignal
 from foreshock.diagnosis.wording import percent
 from foreshock.learning_rate.advice import AdvicePhase, DecisionKind, OperatorKind
@@ -52,7 +53,7 @@ from foreshock.learning_rate.length_decay import (
     next_fall,
     point_at,
 )
-from foreshock.learning_rate.levers import UNMOVED, Correction, LeverState, Rollback, Value, value_of
+from foreshock.learning_rate.levers import UNMOVED, Correction, LeverState, Rollback, Value
 from foreshock.learning_rate.modes import AdviceMode, Author, BesideTheRate, Lever
 from foreshock.learning_rate.remedy import Remedy
 
@@ -97,21 +98,6 @@ class Decision:
     loop_reference: float | None = None
     """The log s of the detectors' loop up to which the decision followed; the next one moves by the difference from
     it."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Decision:
-        schedule, signal, lever = value["schedule"], value["signal"], value["lever"]
-        return cls(
-            **{
-                **value,
-                "value": value_of(lever, value["value"]),
-                "schedule": schedule and Schedule.from_json(schedule),
-                "signal": signal and OpenSignal(signal["rule"], signal["fired_step"]),
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +146,9 @@ class AdviceState:
         """Return the state of `to_json`. Raises an error of any kind for a state of another release."""
         if value.keys() != {each.name for each in fields(cls)}:
             raise ValueError("the state of the advice has other fields")
-        schedule, operated = value["schedule"], value["operated"]
-        return cls(
-            **{
-                **value,
-                "schedule": schedule and Schedule.from_json(schedule),
-                "points": tuple(Point(*each) for each in value["points"]),
-                "handled": tuple(OpenSignal(*each) for each in value["handled"]),
-                "released": tuple(OpenSignal(*each) for each in value["released"]),
-                "operated": operated and tuple(operated),
-                "rolled_back": tuple(value["rolled_back"]),
-                "correction": LeverState.from_json("correction", value["correction"]),
-                "rollback": LeverState.from_json("rollback", value["rollback"]),
-            }
-        )
+        kinds: dict[str, type] = {"points": Point, "handled": OpenSignal, "released": OpenSignal}
+        lists = {name: [kind(*each) for each in value[name]] for name, kind in kinds.items()}
+        return parse(cls, {**value, **lists})
 
     def scale(self, step: int) -> float:
         """Return the advised η(step) / η₀; in shadow mode the trainer gets 1.0 instead."""

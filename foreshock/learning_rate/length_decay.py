@@ -81,12 +81,6 @@ class Schedule:
         """Return the first boundary at ``step`` or later; step 0 is never one."""
         return max(-(-step // self.decay_period), 1) * self.decay_period
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Schedule:
-        """Parse a schedule; unknown keys are ignored, because a newer service may send more."""
-        step, period = int(value["surge_step"]), int(value["decay_period"])
-        return cls(step, period, float(value["factor"]), float(value["floor"]))
-
 
 WARMUP = 3
 """First steps of a run that starts in apply mode, over which the feed raises the scale evenly. At a rate that is six

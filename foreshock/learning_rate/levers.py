@@ -6,10 +6,12 @@ its configuration says. As the rate, a lever is absolute, in shadow or in apply 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
+from foreshock.api.records import parse
 from foreshock.corrections import Threshold, correction_named
 from foreshock.corrections.loss_weights import TRAINED
 from foreshock.errors import InvalidArgumentError
@@ -64,21 +66,11 @@ class Rollback:
 
 
 Value = Correction | Rollback
-_VALUES: Final[Mapping[str, type[Correction | Rollback]]] = {"correction": Correction, "rollback": Rollback}
 
 
 def lever_of(value: Value) -> BesideTheRate:
     """Return the lever that a value is of."""
     return "correction" if isinstance(value, Correction) else "rollback"
-
-
-def value_of(lever: str, value: Mapping[str, Any] | None) -> Value | None:
-    """Parse a value of a lever; unknown keys are ignored. Raises KeyError, TypeError or ValueError."""
-    if value is None:
-        return None
-    kind = _VALUES[lever]
-    found = kind(**{name: value[name] for name in kind.__slots__ if name in value})
-    return found if isinstance(found, Correction) else replace(found, step=int(found.step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +120,11 @@ class LeverState:
         kept = tuple(point for point in self.points if point.step < step)
         return replace(self, points=(*kept, LeverPoint(step, value)))
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
-    def from_json(cls, lever: str, value: Mapping[str, Any]) -> LeverState:
+    def from_json(cls, value: Mapping[str, Any]) -> LeverState:
         """Parse a state; unknown keys are ignored. Raises KeyError, TypeError or ValueError."""
-        known = {name: value[name] for name in cls.__slots__ if name in value}
-        points = (LeverPoint(int(each["step"]), value_of(lever, each["value"])) for each in value.get("points") or ())
-        asked, operated = value_of("correction", known.get("asked")), known.get("operated")
-        return cls(
-            **{
-                **known,
-                "points": tuple(sorted(points, key=lambda point: point.step)),
-                "asked": asked,
-                "operated": operated and tuple(operated),
-            }
-        )
+        found = parse(cls, value)
+        return replace(found, points=tuple(sorted(found.points, key=lambda point: operator.index(point.step))))
 
 
 UNMOVED: Final = LeverState()

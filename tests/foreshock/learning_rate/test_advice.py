@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foreshock.api.records import parse
 from foreshock.learning_rate import Advice, AdviceAlert
 from foreshock.learning_rate.advice import Applied, effect_in_words
 from foreshock.learning_rate.length_decay import Point, Schedule
@@ -117,4 +118,4 @@ def test_effect_is_what_was_acknowledged(mode: str, revision: int, applied: Appl
 
 def test_a_rate_without_a_scale_is_parsed() -> None:
     answer = {"step": 201, "learning_rate": 5e-7, "revision": 3, "scale": None, "received_at_us": 1}
-    assert Applied.from_json(answer) == RATE_ONLY
+    assert parse(Applied, answer) == RATE_ONLY

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from foreshock.api.records import parse, to_json
 from foreshock.diagnosis.detectors import OpenSignal
 from foreshock.learning_rate.control_loop import LARGEST_FALL, LARGEST_RISE, LoopSettings, LoopState
 from foreshock.learning_rate.decisions import (
@@ -311,7 +312,7 @@ class AdviceMachine(RuleBasedStateMachine):
         for decision in decisions:
             before = fold(self.log)
             assert decision.revision == before.revision + 1
-            self.log.append(Decision.from_json(json.loads(json.dumps(decision.to_json()))))
+            self.log.append(parse(Decision, json.loads(json.dumps(to_json(decision)))))
             assert self.log[-1] == decision
             after = fold(self.log)
             assert AdviceState.from_json(json.loads(json.dumps(after.to_json()))) == after

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from foreshock.api.records import parse, to_json
 from foreshock.api.watch import LeverReport
 from foreshock.errors import InvalidArgumentError
 from foreshock.learning_rate.advice import Advice, lever_in_words
@@ -21,7 +22,7 @@ from foreshock.learning_rate.decisions import (
     rewind,
     set_mode,
 )
-from foreshock.learning_rate.levers import Correction, LeverPoint, LeverState, Rollback, value_of
+from foreshock.learning_rate.levers import Correction, LeverPoint, LeverState, Rollback
 from foreshock.learning_rate.modes import BesideTheRate
 from foreshock.learning_rate.remedy import Remedy
 
@@ -44,7 +45,7 @@ class Log:
 
     def add(self, *decisions: Decision) -> AdviceState:
         for each in decisions:
-            self.log.append(Decision.from_json(json.loads(json.dumps(each.to_json()))))
+            self.log.append(parse(Decision, json.loads(json.dumps(to_json(each)))))
             self.state = fold(self.log) if each.kind == "rewind" else fold_on(self.state, each)
         assert self.state == fold(self.log)
         assert AdviceState.from_json(json.loads(json.dumps(self.state.to_json()))) == self.state
@@ -149,7 +150,7 @@ def test_answer_gives_each_lever_at_any_step_and_survives_a_checkpoint() -> None
     log.close(10, COLLAPSED)
     for lever in ("correction", "rollback"):
         log.add(set_mode(log.state, "apply", seen(10), "operator", lever))
-    levers = {"correction": log.state.correction.to_json(), "rollback": log.state.rollback.to_json()}
+    levers = {"correction": to_json(log.state.correction), "rollback": to_json(log.state.rollback)}
     answer = {"run": "run_1", "rate": {"run": "run_1", "attempt": 1, "revision": 4}, "why": "x", **levers}
     advice = Advice.from_json(json.loads(json.dumps(answer)))
     assert (advice.corrected(10), advice.corrected(11), advice.rolled_back(11)) == (None, TIS, BACK)
@@ -165,15 +166,15 @@ def test_unknown_corrections_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError):
         Correction.parse(text)
     with pytest.raises((InvalidArgumentError, TypeError)):
-        value_of("correction", {"kind": text.partition(":")[0], "threshold": text.partition(":")[2] or "x"})
+        parse(Correction, {"kind": text.partition(":")[0], "threshold": text.partition(":")[2] or "x"})
 
 
 def test_state_of_a_newer_service_is_read_without_what_is_new() -> None:
     value = {
-        **LeverState().to_json(),
+        **to_json(LeverState()),
         "points": [{"step": 3, "value": {"kind": "icepop", "threshold": "0.5_5", "new": 1}}],
     }
-    found = LeverState.from_json("correction", {**value, "colour": "red"})
+    found = LeverState.from_json({**value, "colour": "red"})
     assert found == replace(LeverState(), points=found.points)
     assert found.advised(3) == Correction("icepop", "0.5_5")
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from foreshock.api.records import parse, to_json
 from foreshock.diagnosis import detectors
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.mismatch_rules import K3
@@ -99,7 +100,7 @@ def test_scale_of_consecutive_steps_rises_slowly_at_most(
         configuration = configured(floor, step)
         first = 0 if step in (50, 90) else min([step, *come])
         state = replay(known, states, first, configuration)
-        log = [Decision.from_json(each.to_json()) for each in log]
+        log = [parse(Decision, to_json(each)) for each in log]
         # Late data may retract a surge at any step, and bring it back.
         surge = None if retracted <= step < retracted + 10 else state.surge_step
         seen = Observation(

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from foreshock.api.records import from_attributes
+from foreshock.api.records import from_attributes, parse
 from foreshock.api.watch import DecisionRecord
 from foreshock.clock import now_us
 from foreshock.learning_rate.decisions import Decision
@@ -172,6 +172,6 @@ def list_decisions(
 
 
 def _decision_record(row: tables.AdviceDecision) -> DecisionRecord:
-    made = Decision.from_json(row.decision)
+    made = parse(Decision, row.decision)
     value: Any = made.scale if made.kind == "loop" else made.value
     return from_attributes(DecisionRecord, row, lever=made.lever, value=value)

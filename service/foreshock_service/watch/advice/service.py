@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import parse, to_json
 from foreshock.clock import now_us
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
 from foreshock.learning_rate import decisions, length_decay, reasons
@@ -134,7 +135,7 @@ class Snapshot:
     def _lever(self, name: BesideTheRate, step: int) -> dict[str, Any]:
         state = self.state.lever(name)
         return {
-            **state.to_json(),
+            **to_json(state),
             "value": state.at(step),
             "advised": state.advised(step),
             "points": state.points[-length_decay.POINTS_SENT :],
@@ -311,7 +312,7 @@ def log_of(session: Session, run_id: str) -> list[decisions.Decision]:
     """Return the run's decisions in order of revision."""
     table = tables.AdviceDecision
     made = select(table.decision).where(table.run_id == run_id).order_by(table.revision)
-    return [decisions.Decision.from_json(decision) for decision in session.scalars(made)]
+    return [parse(decisions.Decision, decision) for decision in session.scalars(made)]
 
 
 def append(
@@ -327,7 +328,7 @@ def append(
         "reason": decision.reason,
         "author": decision.author,
         "made_at_us": decision.at_us,
-        "decision": decision.to_json(),
+        "decision": to_json(decision),
     }
     engine.insert_rows(session, tables.AdviceDecision, [row])
     is_rewind = decision.kind == "rewind"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import Any
 
+from foreshock.api.records import from_attributes
 from foreshock.learning_rate.advice import Applied, effect_in_words, lever_in_words
 from foreshock.learning_rate.decisions import AdviceState
 from foreshock.learning_rate.length_decay import HORIZON, point_at
@@ -85,7 +86,7 @@ def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> dict[str, 
     advice = snapshot.advice(None)
     if advice.observed_step is None:
         return None
-    applied = None if advice.applied is None else Applied.from_json(advice.applied.model_dump())
+    applied = None if advice.applied is None else from_attributes(Applied, advice.applied)
     lowered = None
     if advice.phase == "decaying":
         lowered = lowered_in_words(snapshot.state, advice.observed_step)
