@@ -62,6 +62,19 @@ def test_answer_without_a_needed_field_names_it() -> None:
         parse(Whole, {"id": "a", "parts": [{}]})
 
 
+class Size(Record):
+    width: int
+
+
+class Entry(Record):
+    value: float | Part | Size | None = None
+
+
+@pytest.mark.parametrize("value", [None, 0.5, Part(name="b", share=0.5), Size(width=3)])
+def test_one_of_several_records_is_known_by_its_fields(value: float | Part | Size | None) -> None:
+    assert parse(Entry, to_json(Entry(value=value))) == Entry(value=value)
+
+
 def test_record_is_served_and_stored_as_it_is_read() -> None:
     whole = parse(Whole, SERVED)
     assert to_json(whole) == SERVED
