@@ -18,16 +18,7 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
 from foreshock_service.maintenance import delete_runs, retention
-from foreshock_service.platform import (
-    disk_room,
-    health,
-    keys,
-    problem,
-    process,
-    request_guards,
-    security,
-    uploads,
-)
+from foreshock_service.platform import disk_room, health, keys, problem, process, request_guards, security, uploads
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
@@ -106,9 +97,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.router.routes.extend(route for router in (*ROUTERS, *PAGES) for route in router.routes)
     # The middleware that is added last runs first.
     app.add_middleware(
-        request_guards.RequestGuard,
-        settings=settings,
-        authenticate=partial(security.authenticate, context),
+        request_guards.RequestGuard, settings=settings, authenticate=partial(security.authenticate, context)
     )
     app.add_middleware(request_guards.RequestIds, log_requests=settings.log_requests)
     problem.document_problems(app)

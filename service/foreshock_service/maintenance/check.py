@@ -18,10 +18,7 @@ from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import find_orphans
 
-_DECODE: dict[type, Callable[..., Any]] = {
-    Shard: rollouts.decode_rollouts,
-    ScoreFile: rollouts.decode_scores,
-}
+_DECODE: dict[type, Callable[..., Any]] = {Shard: rollouts.decode_rollouts, ScoreFile: rollouts.decode_scores}
 _TO_DO = (
     "missing or damaged rollouts: send the same shard again; scores: request the probe again; or copy the file from "
     "a backup. The service removes files that no row names by itself."

@@ -9,10 +9,11 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import Header, Path, Request, Response, status
+from fastapi import Depends, Header, Path, Request, Response, status
 from fastapi.responses import FileResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import ColumnElement, select, true, update
@@ -37,7 +38,6 @@ from foreshock_service.runs.runs import get_run
 
 router = parameters.api_router(prefix="/v1/leases", tags=["leases"])
 LeaseIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
-LeaseToken = Annotated[int, Header(alias="X-Foreshock-Lease-Token", ge=1, lt=2**63)]
 
 _EXPIRED_AT_ONCE = 100
 # Interval in seconds at which a waiting request looks for work.
@@ -56,6 +56,61 @@ class LeaseNotFound(ProblemError, status=404, problem_type="lease-not-found"):
 
 class LeaseLost(ProblemError, status=409, problem_type="lease-lost"):
     """The lease no longer holds its job: another try has begun, or the job has ended. Its scores do not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedLease:
+    """The lease that a worker's request names, with the fencing token that the worker has."""
+
+    context: ServiceContext
+    principal: security.Principal
+    lease: str
+    token: int
+
+    def find(self, session: Session, *, lock: bool = False) -> tuple[Lease, ProbeJob, Probe]:
+        """Return the lease with its job and probe; `lock`: the job is locked. Raises LeaseNotFound, RunDeleted."""
+        query = select(Lease, ProbeJob, Probe, Run).join(ProbeJob, ProbeJob.id == Lease.job_id).join(Probe)
+        found = session.execute(query.join(Run, Run.id == Probe.run_id).where(Lease.id == self.lease)).one_or_none()
+        if found is None or not self.principal.sees(found[3].project):
+            raise LeaseNotFound(f"there is no lease {self.lease}")
+        lease, job, probe, run = found
+        get_run(session, self.principal, run.id)
+        if lock:
+            session.refresh(job, with_for_update=True)
+            # The lease may have ended while this transaction waited for the job.
+            session.refresh(lease)
+        return lease, job, probe
+
+    def hold(self, session: Session, *, lock: bool = True) -> tuple[Lease, ProbeJob, Probe]:
+        """Return what `find` does; raises LeaseLost unless this lease, with this token, owns the job."""
+        found = self.find(session, lock=lock)
+        self.check_held(*found[:2])
+        return found
+
+    def check_held(self, lease: Lease, job: ProbeJob) -> None:
+        """Raise LeaseLost unless the lease owns the job."""
+        # One past its end owns it until a sweep or a claim expires it: a late heartbeat alone discards no work.
+        is_leased = job.state == transitions.JobState.RUNNING and job.lease_id == lease.id
+        if not (is_leased and job.fencing_token == lease.token == self.token):
+            ended = lease.outcome is not None
+            why = f"it ended as {lease.outcome!r}" if ended else "the token is not the newest of its job"
+            raise LeaseLost(f"lease {lease.id} does not hold its job: {why}; drop the work and request another job")
+
+    def has_completed(self, lease: Lease) -> bool:
+        """Return whether this try has already completed its job: the request is a repeat, its first answer was lost."""
+        return lease.outcome == transitions.Outcome.COMPLETED and lease.token == self.token
+
+
+async def _asked_lease(
+    lease: LeaseIdentifier,
+    token: Annotated[int, Header(alias="X-Foreshock-Lease-Token", ge=1, lt=2**63)],
+    context: Context,
+    principal: security.Worker,
+) -> AskedLease:
+    return AskedLease(context, principal, lease, token)
+
+
+LeaseOfRequest = Annotated[AskedLease, Depends(_asked_lease)]
 
 
 def _storable(text: str) -> str:
@@ -120,35 +175,30 @@ class UploadReceipt(BaseModel):
 
 
 @router.post(
-    "",
-    response_model=leases.LeaseRecord,
-    responses={204: {"description": "No job is queued that this worker can do"}},
+    "", response_model=leases.LeaseRecord, responses={204: {"description": "No job is queued that this worker can do"}}
 )
 async def request_lease(
     body: LeaseRequest, request: Request, context: Context, principal: security.Worker
 ) -> leases.LeaseRecord | Response:
     """Lease the longest-queued job that this worker can do; waits up to `wait` seconds for one."""
     deadline = time.monotonic() + body.wait
-    while True:
-        lease = await run_in_threadpool(
-            context.database.write, partial(claim_job, context=context, principal=principal, request=body)
-        )
-        if lease is not None:
-            return lease
-        # While it sleeps, a request holds neither a thread nor a connection.
-        while not await run_in_threadpool(_is_work_waiting, context, principal, body):
-            left = deadline - time.monotonic()
-            if left <= 0 or context.stopping.is_set() or await request.is_disconnected():
-                return Response(status_code=status.HTTP_204_NO_CONTENT)
-            await asyncio.sleep(min(_POLL_SECONDS, left))
-        if time.monotonic() >= deadline or await request.is_disconnected():
+    claim = partial(context.database.write, partial(claim_job, context=context, principal=principal, request=body))
+    lease = await run_in_threadpool(claim)
+    while lease is None:
+        left = deadline - time.monotonic()
+        if left <= 0 or context.stopping.is_set() or await request.is_disconnected():
             return Response(status_code=status.HTTP_204_NO_CONTENT)
+        # While it sleeps, a request holds neither a thread nor a connection.
+        await asyncio.sleep(min(_POLL_SECONDS, left))
+        if await run_in_threadpool(_is_work_waiting, context, principal, body):
+            lease = await run_in_threadpool(claim)
+    return lease
 
 
 def _is_work_waiting(context: ServiceContext, principal: security.Principal, request: LeaseRequest) -> bool:
-    """Return whether a claim may succeed: a fitting job is queued, or a lease is past its end."""
+    """Return whether a claim may succeed: a fitting job is queued, as expired ones are by the next sweep."""
     with context.database.read() as session:
-        return _any_overdue(session, context) or any(_fitting_jobs(session, principal, request))
+        return any(_fitting_jobs(session, principal, request))
 
 
 def claim_job(
@@ -204,29 +254,22 @@ def _lease(
     now_us: int,
 ) -> leases.LeaseRecord:
     environment = WantedEnvironment(job.environments, job.environment_required).best_of(request.environments)
-    lease = Lease(
-        id=new_identifier("lease"),
-        job_id=job.id,
-        project=principal.project or "",
-        worker=request.worker,
-        accelerator=request.accelerator,
-        device_name=request.device_name,
-    )
-    transitions.claim(job, lease, now_us, _duration_us(context), environment)
+    offered = request.model_dump(include={"worker", "accelerator", "device_name"})
+    lease = Lease(id=new_identifier("lease"), job_id=job.id, project=principal.project or "", **offered)
+    ends_at_us = now_us + _duration_us(context)
+    transitions.claim(job, lease, ends_at_us, environment)
     session.add(lease)
     session.flush()
     probe = session.get_one(Probe, job.probe_id)
-    return _record(context, lease, job, probe, get_run(session, principal, probe.run_id))
-
-
-def _record(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, run: Run) -> leases.LeaseRecord:
-    assert job.lease_expires_at_us is not None
+    run = get_run(session, principal, probe.run_id)
     asked = {each["scorer"] for each in job.scorers} | schemas.scorers_of_pairs(job.exact_pairs)
-    weights = [records.parse(leases.JobWeightsRecord, each) for each in (probe.checkpoint, *(probe.candidates or ()))]
+    checkpoint, *candidates = (
+        records.parse(leases.JobWeightsRecord, each) for each in (probe.checkpoint, *(probe.candidates or ()))
+    )
     return leases.LeaseRecord(
         lease=lease.id,
         token=lease.token,
-        expires_at_us=job.lease_expires_at_us,
+        expires_at_us=ends_at_us,
         heartbeat_seconds=context.settings.lease_seconds / _HEARTBEATS,
         job=records.from_attributes(
             leases.LeasedJobRecord,
@@ -238,8 +281,8 @@ def _record(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, 
             step=probe.step,
             kind=probe.kind,
             options={name: options for name, options in probe.options.items() if name in asked},
-            checkpoint=weights[0],
-            candidates=tuple(weights[1:]),
+            checkpoint=checkpoint,
+            candidates=tuple(candidates),
             budget_seconds=probe.budget_seconds or DOCTOR_SECONDS,
             wants_vocabulary=run.vocabulary is None,
             rollouts=leases.JobRolloutsRecord(
@@ -254,19 +297,18 @@ def heartbeat(
     lease: LeaseIdentifier, body: HeartbeatBody, context: Context, principal: security.Worker
 ) -> HeartbeatRead:
     """Extend the lease; 409 `lease-lost` means that another try has the job or the job has ended."""
-    ends = context.database.write(lambda session: extend_lease(session, context, principal, lease, body))
+    asked = AskedLease(context, principal, lease, body.token)
+    ends = context.database.write(lambda session: extend_lease(session, asked, body.doing))
     return HeartbeatRead(expires_at_us=ends)
 
 
-def extend_lease(
-    session: Session, context: ServiceContext, principal: security.Principal, lease_id: str, body: HeartbeatBody
-) -> int:
+def extend_lease(session: Session, asked: AskedLease, doing: str = "") -> int:
     """Extend the lease and return its new end in microseconds. Raises LeaseNotFound, LeaseLost."""
-    lease, job, _ = hold(session, principal, lease_id, body.token)
-    now, job.doing = database_now_us(session), body.doing
+    lease, job, _ = asked.hold(session)
+    now, job.doing = database_now_us(session), doing
     session.execute(update(Worker).filter_by(project=lease.project, name=lease.worker).values(last_seen_at_us=now))
     # Never earlier than the old end.
-    job.lease_expires_at_us = max(job.lease_expires_at_us or 0, now + _duration_us(context))
+    job.lease_expires_at_us = max(job.lease_expires_at_us or 0, now + _duration_us(asked.context))
     return job.lease_expires_at_us
 
 
@@ -277,13 +319,11 @@ def extend_lease(
         200: {"content": {request_guards.PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
     },
 )
-def read_rollouts(
-    lease: LeaseIdentifier, token: LeaseToken, context: Context, principal: security.Worker
-) -> FileResponse:
+def read_rollouts(asked: LeaseOfRequest) -> FileResponse:
     """Return the job's rollouts as Parquet."""
+    context = asked.context
     with context.database.read() as session:
-        held, job, probe = find_lease(session, principal, lease)
-        check_held(held, job, token)
+        _, _, probe = asked.hold(session, lock=False)
         pinned = service.rollouts_of_probe(context, session, probe)
     path = context.store.temporary_file()
     try:
@@ -299,69 +339,29 @@ def read_rollouts(
 @router.post("/{lease}/fail", status_code=status.HTTP_204_NO_CONTENT)
 def fail(lease: LeaseIdentifier, body: FailBody, context: Context, principal: security.Worker) -> None:
     """Report that the try failed. retry: the job is queued again or given up; final, skipped: the probe ends."""
-    context.database.write(lambda session: fail_job(session, context, principal, lease, body))
+    asked = AskedLease(context, principal, lease, body.token)
+    context.database.write(lambda session: fail_job(session, asked, body))
 
 
-def fail_job(
-    session: Session, context: ServiceContext, principal: security.Principal, lease_id: str, body: FailBody
-) -> None:
+def fail_job(session: Session, asked: AskedLease, body: FailBody) -> None:
     """Record why the worker did not do the job. Raises LeaseNotFound, LeaseLost."""
-    lease, job, probe = find_lease(session, principal, lease_id)
+    lease, job, probe = asked.find(session)
     jobs = service.lock_jobs(session, probe.id)
     session.refresh(lease)
     if lease.outcome == body.kind and lease.token == body.token:
         return  # A repeated request: the first answer was lost.
-    check_held(lease, job, body.token)
-    now = database_now_us(session)
-    transitions.fail(job, lease, transitions.Outcome(body.kind), body.reason, now, context.settings.probe_tries)
+    asked.check_held(lease, job)
+    now, tries = database_now_us(session), asked.context.settings.probe_tries
+    transitions.fail(job, lease, transitions.Outcome(body.kind), body.reason, now, tries)
     if body.kind != "retry":
         service.end_jobs(session, jobs, f"the probe has ended: {body.reason}", transitions.JobState(job.state))
-
-
-def hold(session: Session, principal: security.Principal, lease_id: str, token: int) -> tuple[Lease, ProbeJob, Probe]:
-    """Return the lease with its job, locked, and its probe. Raises LeaseNotFound, RunDeleted, LeaseLost."""
-    lease, job, probe = find_lease(session, principal, lease_id, lock=True)
-    check_held(lease, job, token)
-    return lease, job, probe
-
-
-def find_lease(
-    session: Session, principal: security.Principal, lease_id: str, *, lock: bool = False
-) -> tuple[Lease, ProbeJob, Probe]:
-    """Return the lease with its job and probe; `lock`: the job is locked. Raises LeaseNotFound, RunDeleted."""
-    query = select(Lease, ProbeJob, Probe, Run).join(ProbeJob, ProbeJob.id == Lease.job_id).join(Probe)
-    found = session.execute(query.join(Run, Run.id == Probe.run_id).where(Lease.id == lease_id)).one_or_none()
-    if found is None or not principal.sees(found[3].project):
-        raise LeaseNotFound(f"there is no lease {lease_id}")
-    lease, job, probe, run = found
-    get_run(session, principal, run.id)
-    if lock:
-        session.refresh(job, with_for_update=True)
-        # The lease may have ended while this transaction waited for the job.
-        session.refresh(lease)
-    return lease, job, probe
-
-
-def is_completed(lease: Lease, token: int) -> bool:
-    """Return whether this try has already completed its job: the request is a repeat, its first answer was lost."""
-    return lease.outcome == transitions.Outcome.COMPLETED and lease.token == token
-
-
-def check_held(lease: Lease, job: ProbeJob, token: int) -> None:
-    """Raise LeaseLost unless this lease, with this token, owns the job."""
-    # A lease past its end owns the job until a sweep or a claim expires it: a late heartbeat alone discards no work.
-    is_leased = job.state == transitions.JobState.RUNNING and job.lease_id == lease.id
-    if is_leased and job.fencing_token == lease.token == token:
-        return
-    why = f"it ended as {lease.outcome!r}" if lease.outcome is not None else "the token is not the newest of its job"
-    raise LeaseLost(f"lease {lease.id} does not hold its job: {why}; drop the work and request another job")
 
 
 def sweep(context: ServiceContext) -> int:
     """Expire leases without heartbeats, skip queued jobs whose checkpoint has expired, and return the jobs changed."""
     with context.database.read() as session:
         now = database_now_us(session)
-        due = _any_overdue(session, context)
+        due = session.scalar(select(ProbeJob.id).where(_overdue(now, context)).limit(1)) is not None
         queued = (ProbeJob.state == transitions.JobState.QUEUED, Probe.checkpoint_expires_at_us <= now)
         query = select(Probe.run_id, Probe.id).join(ProbeJob).where(*queued)
         gone = session.execute(query.distinct().limit(_EXPIRED_AT_ONCE)).all()
@@ -408,11 +408,6 @@ def _job_isolated(session: Session, context: ServiceContext, job_id: str, now_us
         session.execute(update(ProbeJob).where(ProbeJob.id == job_id).values(ended | why))
         run_id = session.scalar(select(Probe.run_id).join(ProbeJob).where(ProbeJob.id == job_id))
         context.unreadable_runs.setdefault(str(run_id), ("give a job of its probe to a worker", error))
-
-
-def _any_overdue(session: Session, context: ServiceContext) -> bool:
-    overdue = _overdue(database_now_us(session), context)
-    return session.scalar(select(ProbeJob.id).where(overdue).limit(1)) is not None
 
 
 def _overdue(now_us: int, context: ServiceContext) -> ColumnElement[bool]:

@@ -97,11 +97,7 @@ def note_setup(session: Session, step: Step, setup: str) -> None:
 
 
 def announce_change(
-    session: Session,
-    principal: security.Principal,
-    key: StepKey,
-    kind: changes.ChangeKind,
-    body: ChangePut,
+    session: Session, principal: security.Principal, key: StepKey, kind: changes.ChangeKind, body: ChangePut
 ) -> tuple[ChangeRecord, bool]:
     """Store a change that the trainer announces, or its newer words; return it, and True if it is the first."""
     runs.lock_run(session, principal, key.run_id)

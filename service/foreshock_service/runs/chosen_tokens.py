@@ -88,12 +88,7 @@ def table_of_tokens(
 
 
 def worst_tokens(
-    context: ServiceContext,
-    session: Session,
-    key: events.StepKey,
-    files: Sequence[Shard],
-    comparison: str,
-    most: int,
+    context: ServiceContext, session: Session, key: events.StepKey, files: Sequence[Shard], comparison: str, most: int
 ) -> pa.Table | None:
     """Return the `most` tokens with the largest |d|, largest first; None if the step has no such comparison.
 

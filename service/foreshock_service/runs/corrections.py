@@ -150,10 +150,7 @@ LEARNING_RATE_SCALARS = ("learning_rate", "lr")
 
 
 def theory_of_pair(
-    session: Session,
-    pair: MeasuredPair,
-    delta_max: float | None = None,
-    gradient_bound: float | None = None,
+    session: Session, pair: MeasuredPair, delta_max: float | None = None, gradient_bound: float | None = None
 ) -> answers.TheoryRecord:
     """Evaluate the theory of a pair; the caller gives the unmeasurable `delta_max` and `gradient_bound`."""
     scalars = scalars_of_step(session, pair.key)

@@ -132,11 +132,7 @@ def add_step(session: Session, key: events.StepKey, source: FindingSource, found
 
 
 def _store(
-    session: Session,
-    run_id: str,
-    source: FindingSource,
-    found: Sequence[Finding],
-    known: Mapping[str, StoredFinding],
+    session: Session, run_id: str, source: FindingSource, found: Sequence[Finding], known: Mapping[str, StoredFinding]
 ) -> None:
     rows = []
     for each in found:

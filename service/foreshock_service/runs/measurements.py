@@ -182,8 +182,7 @@ def newest_steps(
     """Return up to `count` of each run's newest active steps with the comparison, in step order, in one query."""
     table, inner, later = tables.measurements.c, tables.measurements.alias(), aliased(tables.Attempt)
     end = select(func.min(later.resume_step)).where(
-        later.run_id == tables.Attempt.run_id,
-        attempts.began_later(later, tables.Attempt),
+        later.run_id == tables.Attempt.run_id, attempts.began_later(later, tables.Attempt)
     )
     newest = (
         select(inner.c.step)

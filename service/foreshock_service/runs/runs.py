@@ -37,10 +37,7 @@ def _declared(names: dict[str, str]) -> dict[str, str]:
 
 
 ScalarNames = Annotated[
-    dict[parameters.Name, parameters.Name],
-    parameters.at_most(100),
-    AfterValidator(_declared),
-    Field(max_length=100),
+    dict[parameters.Name, parameters.Name], parameters.at_most(100), AfterValidator(_declared), Field(max_length=100)
 ]
 """The run's own names of the quantities that are watched: {"reward": "my/score"}."""
 

@@ -22,12 +22,7 @@ from foreshock.api.attribution import EnvironmentLinkRecord, EnvironmentRecord, 
 from foreshock.api.records import from_attributes
 from foreshock.environment import Environment, differences
 from foreshock.measures.comparison import compare
-from foreshock.measures.estimators.attribution import (
-    Attribution,
-    attribute,
-    environment_link,
-    excess_over_environments,
-)
+from foreshock.measures.estimators.attribution import Attribution, attribute, environment_link, excess_over_environments
 from foreshock.rollouts import RolloutBatch, arrays
 from foreshock_service.replay import files
 from foreshock_service.replay.files import PinnedRollouts, read_rollouts

@@ -40,7 +40,6 @@ from foreshock_service.runs.shards import shards_with_tokens
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
-_TRIES = 5
 _AGAIN_AFTER_US = 30_000_000
 """A computation that failed is repeated after this time."""
 
@@ -50,7 +49,7 @@ DRIFT_STEPS = 20
 MOST_STEPS = 200
 """The newest attributed steps of a run, which are read for its causes: one takes about a millisecond."""
 _TITLES: dict[conclusion.ConclusionKind, str] = {
-    "trainer-precision": "the trainer computes in float32 and its replay does not",
+    "trainer-precision": "the trainer computes in float32 and its replay does not"
 }
 
 
@@ -160,7 +159,7 @@ def newest_replayed_steps(session: Session, principal: security.Principal, run_i
 
 def mark_attribution_stale(session: Session, published: publishing.ScoresPublished) -> None:
     """Mark the step's attribution as stale, in the transaction that publishes its scores."""
-    _mark_stale(session, published.key, published.at_us)
+    _mark_stale(session, published.key, clock.now_us())
 
 
 def mark_stale_after_late_rollouts(session: Session, closed: events.StepClosed) -> None:
@@ -204,22 +203,26 @@ def try_to_compute(context: ServiceContext, key: events.StepKey) -> bool:
 def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:
     """Compute and store the step's attribution and the measurements of its replayed scores.
 
-    Starts again if scores or rollouts arrive meanwhile; after five attempts the attribution stays stale. If the tokens
-    or scores were purged or deleted, the stored attribution stays unchanged, and is not stale any more.
+    If scores or rollouts arrive meanwhile it stays stale, and the next round computes it. If the tokens or scores were
+    purged or deleted, the stored attribution stays unchanged, and is not stale any more.
     """
-    settled = update(tables.Attribution).filter_by(**key._asdict()).values(stale=False)
-    for _ in range(_TRIES):
-        inputs = None
-        with context.database.read() as session, contextlib.suppress(problem.TokensPurged):
-            inputs = attribution_inputs(context, session, key)
-        if inputs is None or not inputs.scores:
-            context.database.write(lambda session: session.execute(settled))
-            return
-        result = context.decoders.run(
-            compute.attribute_step, inputs.rollouts, inputs.scores, inputs.attempt_fingerprint
+    inputs = None
+    with context.database.read() as session, contextlib.suppress(problem.TokensPurged):
+        inputs = attribution_inputs(context, session, key)
+    if inputs is None or not inputs.scores:
+        settled = update(tables.Attribution).filter_by(**key._asdict()).values(stale=False)
+        context.database.write(lambda session: session.execute(settled))
+        return
+    result = context.decoders.run(compute.attribute_step, inputs.rollouts, inputs.scores, inputs.attempt_fingerprint)
+
+    def store(session: Session) -> None:
+        is_stored = runs.lock_run_for_background(session, key.run_id) is not None and store_attribution(
+            context, session, key, inputs.version, result
         )
-        if context.database.write(partial(_store_and_publish, context, key, inputs.version, result)):
-            return
+        if is_stored and steps.is_closed(session, key):
+            steps.mark_step(session, key)
+
+    context.database.write(store)
 
 
 def attribution_inputs(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs:
@@ -262,18 +265,6 @@ def store_attribution(
     due.mark(session, key.run_id, source="attribution")
     measurements.store_measurements(session, key, result.comparisons)
     session.flush()
-    return True
-
-
-def _store_and_publish(
-    context: ServiceContext, key: events.StepKey, version: str, result: compute.AttributionResult, session: Session
-) -> bool:
-    if runs.lock_run_for_background(session, key.run_id) is None:
-        return True
-    if not store_attribution(context, session, key, version, result):
-        return False
-    if steps.is_closed(session, key):
-        steps.mark_step(session, key)
     return True
 
 
@@ -342,16 +333,15 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.Finding]:
     """Return the causes named by the newest attributions of active steps, each with its newest sentence."""
     computed = tables.Attribution.computed_at_us.is_not(None)
     rows = newest_documents(session, run_id, MOST_STEPS, computed)
-    read = [(key, parse(answers.AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
+    read = [None if stored is None else parse(answers.AttributionDocument, stored) for _, stored in rows]
     found: list[tuple[int, list[findings.Finding]]] = []
-    for place, (key, document) in enumerate(read):
-        if document is None:
-            continue
-        others = [*read[: min(place, DRIFT_STEPS)], *read[place + 1 :]][:DRIFT_STEPS]
-        earlier = [other for _, other in reversed(others) if other is not None]
-        # Exact divergences name no cause, so they are not read.
-        causes = [each for each in attribution.conclude_attribution(document, earlier) if each.names_cause]
-        found.append((key.step, [_finding(document, cause) for cause in causes]))
+    for place, document in enumerate(read):
+        if document is not None:
+            others = [*read[: min(place, DRIFT_STEPS)], *read[place + 1 :]][:DRIFT_STEPS]
+            earlier = [other for other in reversed(others) if other is not None]
+            # Exact divergences name no cause, so they are not read.
+            causes = [each for each in attribution.conclude_attribution(document, earlier) if each.names_cause]
+            found.append((document.step, [_finding(document, cause) for cause in causes]))
     return findings.newest_of_steps(found)
 
 

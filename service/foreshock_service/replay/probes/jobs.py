@@ -63,8 +63,8 @@ class Priority(StrEnum):
     URGENT = "urgent"
 
 
-def claim(job: ProbeJob, lease: Lease, now_us: int, duration_us: int, environment: str | None) -> None:
-    """Give the queued job to the lease's worker until `now_us + duration_us`; the lease gets the new fencing token.
+def claim(job: ProbeJob, lease: Lease, ends_at_us: int, environment: str | None) -> None:
+    """Give the queued job to the lease's worker until `ends_at_us`; the lease gets the new fencing token.
 
     `environment` is the one that the worker scores it in; None: the worker's default.
     """
@@ -74,7 +74,7 @@ def claim(job: ProbeJob, lease: Lease, now_us: int, duration_us: int, environmen
     job.lease_id, lease.token = lease.id, job.fencing_token
     job.worker = lease.worker
     job.environment = environment
-    job.lease_expires_at_us = now_us + duration_us
+    job.lease_expires_at_us = ends_at_us
 
 
 def end(

@@ -24,8 +24,7 @@ Accelerator = Annotated[str, StringConstraints(min_length=1, max_length=100, pat
 
 EnvironmentName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 PairKey = Annotated[
-    str,
-    StringConstraints(max_length=201, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$"),
+    str, StringConstraints(max_length=201, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$")
 ]
 
 

@@ -18,11 +18,10 @@ from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
 from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.intervals import Interval
-from foreshock_service.platform import parameters, problem, security
-from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.database.engine import of_step, upsert
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
-from foreshock_service.replay.leases import LeaseIdentifier, LeaseToken, hold
+from foreshock_service.replay.leases import AskedLease, LeaseOfRequest
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.runs import attempts, events, findings, weights
 from foreshock_service.runs.due import mark
@@ -66,9 +65,7 @@ class DocumentKind(Generic[Body]):
     pair: Callable[[Body], str] = lambda body: ""
     findings: runs.FindingSource | None = None
 
-    def store(
-        self, context: ServiceContext, principal: security.Principal, lease_id: str, token: int, body: Body
-    ) -> None:
+    def store(self, asked: AskedLease, body: Body) -> None:
         """Store the document of a leased job. Raises LeaseNotFound, LeaseLost, ResultNotAsked, InvalidRequest."""
         document = records.to_json(body)
         try:
@@ -77,17 +74,17 @@ class DocumentKind(Generic[Body]):
             raise problem.InvalidRequest(f"body: {error}") from error
 
         def store(session: Session) -> None:
-            _, job, probe = hold(session, principal, lease_id, token)
+            _, job, probe = asked.hold(session)
             if probe.kind != self.probe.name:
                 raise ResultNotAsked(f"the job is of a probe of the kind {probe.kind!r}, expected {self.probe.name!r}")
             why = self.check(body, job, probe)
             if why is not None:
                 raise ResultNotAsked(why)
             step = events.StepKey(probe.run_id, probe.attempt, probe.step)._asdict()
-            row = {"job_id": job.id, "token": token, "kind": probe.kind, "pair": self.pair(body), **step}
+            row = {"job_id": job.id, "token": asked.token, "kind": probe.kind, "pair": self.pair(body), **step}
             upsert(session, ProbeResult, [{**row, "document": document, "published_at_us": None}], ("job_id", "token"))
 
-        context.database.write(store)
+        asked.context.database.write(store)
 
     def publish(self, session: Session, job: ProbeJob, probe: Probe, token: int, now_us: int) -> None:
         """Publish the document of a try. Raises ResultIncomplete if it was not sent."""
@@ -107,25 +104,20 @@ class DocumentKind(Generic[Body]):
         return query.where(*of_kind).order_by(ProbeResult.published_at_us.desc(), ProbeResult.job_id)
 
     def of_step(
-        self, asked: attempts.AskedStep, pair: str | None = None
-    ) -> tuple[events.StepKey, list[tuple[ProbeResult, Probe]]]:
-        """Return the newest document of each pair (None: of all pairs) at a step.
-
-        Raises ResultNotFound, RunNotFound, RunDeleted.
-        """
+        self, session: Session, key: events.StepKey, pair: str | None = None
+    ) -> tuple[dict[str, Any], list[tuple[ProbeResult, Probe]]]:
+        """Return the fields of the step, and the newest document of each pair or of one. Raises ResultNotFound."""
         of_pair = () if pair is None else (ProbeResult.pair == pair,)
         found: dict[str, tuple[ProbeResult, Probe]] = {}
-        with asked.context.database.read() as session:
-            key = asked.key(session)
-            query = self.published(of_step(ProbeResult, key), *of_pair)
-            for row, probe in session.execute(query.limit(_MOST_READ)):
-                found.setdefault(row.pair, (row, probe))
+        for row, probe in session.execute(self.published(of_step(ProbeResult, key), *of_pair).limit(_MOST_READ)):
+            found.setdefault(row.pair, (row, probe))
         if not found:
             raise ResultNotFound(
                 f"no {self.noun} of step {key.step} of attempt {key.attempt} is done: request one with "
                 f"foreshock probe {key.run_id} {key.step} --{self.probe.name}"
             )
-        return key, list(found.values())[:_MOST_PAIRS]
+        fields = {"run": key.run_id, "attempt": key.attempt, "step": key.step}
+        return fields, list(found.values())[:_MOST_PAIRS]
 
 
 def _foreign_weights(fingerprints: Iterable[Mapping[str, Any]], probe: Probe) -> str | None:
@@ -208,18 +200,10 @@ def _check_report(body: doctor.DoctorReport, job: ProbeJob, probe: Probe) -> str
 
 
 EXACT = DocumentKind(
-    probe_kinds.EXACT,
-    "comparison over the whole vocabulary",
-    replays.ExactComparison,
-    _check_exact,
-    pair=lambda body: body.pair,
+    probe_kinds.EXACT, "comparison over the whole vocabulary", replays.ExactComparison, _check_exact, lambda it: it.pair
 )
 LAYERS = DocumentKind(
-    probe_kinds.LAYERS,
-    "comparison by layer",
-    layer_divergence.LayerComparison,
-    _check_layers,
-    pair=lambda body: body.pair,
+    probe_kinds.LAYERS, "comparison by layer", layer_divergence.LayerComparison, _check_layers, lambda it: it.pair
 )
 ROUTING = DocumentKind(
     probe_kinds.ROUTING,
@@ -236,8 +220,8 @@ DOCUMENTS: dict[str, DocumentKind[Any]] = {kind.probe.name: kind for kind in (EX
 
 
 def _add_put(kind: DocumentKind[Any]) -> None:
-    def put(lease: LeaseIdentifier, token: LeaseToken, body: Any, context: Context, principal: security.Worker) -> None:
-        kind.store(context, principal, lease, token, body)
+    def put(asked: LeaseOfRequest, body: Any) -> None:
+        kind.store(asked, body)
 
     put.__annotations__["body"] = kind.body
     router.put(
@@ -256,10 +240,10 @@ for each in DOCUMENTS.values():
 @router.get("/runs/{run}/steps/{step}/exact", tags=["exact divergences"])
 def read_exact(asked: attempts.StepOfRequest) -> replays.ExactStepRecord:
     """Return the exact divergences of the step's pairs; 404 `result-not-found` if none are published."""
-    key, _ = EXACT.of_step(asked)
     with asked.context.database.read() as session:
-        items = tuple(exact_of_step(session, key))
-    return replays.ExactStepRecord(**_step(key), items=items)
+        key = asked.key(session)
+        fields, _ = EXACT.of_step(session, key)
+        return replays.ExactStepRecord(**fields, items=tuple(exact_of_step(session, key)))
 
 
 def exact_of_step(session: Session, key: events.StepKey) -> list[replays.ExactRecord]:
@@ -299,9 +283,10 @@ def read_layers(
 
     404 `result-not-found`: none is done; request a probe of the kind `layers`.
     """
-    key, found = LAYERS.of_step(asked, pair)
+    with asked.context.database.read() as session:
+        fields, found = LAYERS.of_step(session, asked.key(session), pair)
     items = tuple(records.parse(layer_divergence.LayerComparison, row.document) for row, _ in found)
-    return LayersStepRecord(**_step(key), items=items)
+    return LayersStepRecord(**fields, items=items)
 
 
 class RoutingRecord(routing.RoutingComparison):
@@ -328,17 +313,14 @@ def read_routing(asked: attempts.StepOfRequest) -> RoutingStepRecord:
 
     404 `result-not-found`: none is done; request a probe of the kind `routing`.
     """
-    key, found = ROUTING.of_step(asked)
+    with asked.context.database.read() as session:
+        fields, found = ROUTING.of_step(session, asked.key(session))
     items = []
     for row, probe in found:
         made = {name: getattr(probe, name) for name in ("rollouts", "tokens", "from_sample")}
         published = {**row.document, **made, "published_at_us": row.published_at_us}
         items.append(records.parse(RoutingRecord, published))
-    return RoutingStepRecord(**_step(key), items=tuple(items))
-
-
-def _step(key: events.StepKey) -> dict[str, Any]:
-    return {"run": key.run_id, "attempt": key.attempt, "step": key.step}
+    return RoutingStepRecord(**fields, items=tuple(items))
 
 
 @router.get("/runs/{run}/steps/{step}/doctor", tags=["doctor"])
@@ -347,13 +329,12 @@ def read_report(asked: attempts.StepOfRequest) -> doctor.DoctorStepRecord:
 
     404 `result-not-found`: the step was not examined; request a probe of the kind `doctor`.
     """
-    _, found = DOCTOR.of_step(asked)
     with asked.context.database.read() as session:
-        return report_record(session, *found[0])
+        _, found = DOCTOR.of_step(session, asked.key(session))
+        return _report_record(session, *found[0])
 
 
-def report_record(session: Session, row: ProbeResult, probe: Probe) -> doctor.DoctorStepRecord:
-    """Return a stored report as it is shown."""
+def _report_record(session: Session, row: ProbeResult, probe: Probe) -> doctor.DoctorStepRecord:
     return doctor.DoctorStepRecord(
         run=row.run_id,
         attempt=row.attempt,
@@ -373,15 +354,14 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.Finding]:
         .order_by(None)
         .order_by(ProbeResult.step.desc(), ProbeResult.published_at_us.desc(), ProbeResult.job_id)
     )
-    reports: dict[int, tuple[Mapping[str, object], tuple[str, ...]]] = {}
+    causes: dict[int, list[findings.Finding]] = {}
     for row in session.scalars(query.limit(_MOST_STEPS)):
         key = events.StepKey(run_id, row.attempt, row.step)
-        if attempts.is_active(session, key):
-            reports.setdefault(row.step, (row.document, weights.checksums_of_step(session, key)))
-    return findings.newest_of_steps(
-        (step, [_finding(cause, checksums) for cause in records.parse(doctor.DoctorReport, document).causes])
-        for step, (document, checksums) in reports.items()
-    )
+        if row.step not in causes and attempts.is_active(session, key):
+            checksums = weights.checksums_of_step(session, key)
+            report = records.parse(doctor.DoctorReport, row.document)
+            causes[row.step] = [_finding(cause, checksums) for cause in report.causes]
+    return findings.newest_of_steps(causes.items())
 
 
 def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.Finding:
@@ -401,4 +381,4 @@ def _finding(cause: doctor.Finding, checksums: Sequence[str]) -> findings.Findin
 def newest_report(session: Session, *of: ColumnElement[bool]) -> doctor.DoctorStepRecord | None:
     """Return the newest published report for which these conditions on its row hold."""
     found = session.execute(DOCTOR.published(*of).limit(1)).first()
-    return None if found is None else report_record(session, *found)
+    return None if found is None else _report_record(session, *found)

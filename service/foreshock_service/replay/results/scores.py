@@ -5,7 +5,7 @@ try never count for the next one.
 """
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from fastapi import Query, Request, Response, status
@@ -15,22 +15,14 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from foreshock import scorers
-from foreshock_service.platform import parameters, problem, security, uploads
-from foreshock_service.platform.context import Context, ScoredShard, ServiceContext
-from foreshock_service.platform.database.engine import insert_if_absent, table_of, upsert
+from foreshock_service.platform import parameters, problem, uploads
+from foreshock_service.platform.context import ScoredShard, ServiceContext
+from foreshock_service.platform.database.engine import table_of, upsert
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Score, ScoreFile
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.store import removal, tokens
 from foreshock_service.replay import files
-from foreshock_service.replay.leases import (
-    LeaseIdentifier,
-    LeaseToken,
-    UploadReceipt,
-    check_held,
-    find_lease,
-    hold,
-    is_completed,
-)
+from foreshock_service.replay.leases import AskedLease, LeaseOfRequest, UploadReceipt
 from foreshock_service.replay.probes import environments, jobs, schemas, service
 from foreshock_service.replay.results import documents
 from foreshock_service.runs import attempts, events
@@ -54,37 +46,32 @@ class WrongFingerprint(problem.ProblemError, status=422, problem_type="wrong-fin
     openapi_extra=uploads.PARQUET_BODY,
 )
 async def put_scores(
-    lease: LeaseIdentifier,
-    token: LeaseToken,
+    asked: LeaseOfRequest,
     scorer: Annotated[schemas.ScorerName, Query()],
     request: Request,
-    context: Context,
-    principal: security.Worker,
     response: Response,
     variant: Annotated[schemas.VariantName, Query()] = "",
 ) -> UploadReceipt:
     """Store a scorer's log-probs: 201 if they are new, 200 for the same bytes, 409 for other bytes."""
-    key = (scorer, variant)
-    await run_in_threadpool(_check_asked, context, principal, lease, token, key)
+    context, key = asked.context, (scorer, variant)
+    await run_in_threadpool(_check_asked, asked, key)
     most_bytes = context.settings.max_body_bytes
     async with uploads.received_upload(request, context.uploads, context.store, most_bytes) as upload:
-        receipt = await context.uploads.run(_store, context, principal, lease, token, key, upload)
+        receipt = await context.uploads.run(_store, asked, key, upload)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt
 
 
-def _check_asked(
-    context: ServiceContext, principal: security.Principal, lease_id: str, token: int, key: tuple[str, str]
-) -> None:
+def _check_asked(asked: AskedLease, key: tuple[str, str]) -> None:
     """Check before the body is read. Raises LeaseNotFound, LeaseLost, ResultNotAsked."""
-    with context.database.read() as session:
-        lease, job, _ = find_lease(session, principal, lease_id)
-        if not is_completed(lease, token):
-            check_held(lease, job, token)
-        asked = _asked(job)
-    if key not in asked:
-        names = ", ".join(scorers.score_name(*each) for each in asked) or "no scores"
+    with asked.context.database.read() as session:
+        lease, job, _ = asked.find(session)
+        if not asked.has_completed(lease):
+            asked.check_held(lease, job)
+        wanted = _asked(job)
+    if key not in wanted:
+        names = ", ".join(scorers.score_name(*each) for each in wanted) or "no scores"
         raise documents.ResultNotAsked(f"this job requests {names}, got {scorers.score_name(*key)}")
 
 
@@ -93,59 +80,55 @@ def _asked(job: ProbeJob) -> list[tuple[str, str]]:
     return sorted((each["scorer"], each["variant"]) for each in jobs.scored_by(job))
 
 
-def _store(
-    context: ServiceContext,
-    principal: security.Principal,
-    lease_id: str,
-    token: int,
-    key: tuple[str, str],
-    upload: uploads.Upload,
-) -> UploadReceipt:
+def _store(asked: AskedLease, key: tuple[str, str], upload: uploads.Upload) -> UploadReceipt:
     """Store a received body as a file, once.
 
     Stores nothing and raises InvalidRolloutsError naming row and column, WrongFingerprint, ResultConflict or LeaseLost.
     """
+    context = asked.context
 
     def stored(session: Session, job: ProbeJob) -> UploadReceipt | None:
-        row = session.get(ScoreFile, (job.id, token, *key))
+        row = session.get(ScoreFile, (job.id, asked.token, *key))
         if row is not None and row.digest != upload.digest:
             raise ResultConflict(f"{key[0]} has other bytes stored ({row.digest}): they are immutable")
-        if row is None:
-            return None
-        return UploadReceipt(status="duplicate", digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
+        return None if row is None else _receipt(row, "duplicate")
 
     with context.database.read() as session:
-        lease, job, probe = find_lease(session, principal, lease_id)
+        lease, job, probe = asked.find(session)
         if (known := stored(session, job)) is not None:
             return known
-        check_held(lease, job, token)
+        asked.check_held(lease, job)
         pinned = service.rollouts_of_probe(context, session, probe)
     file = tokens.score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
     checked = _check(context, upload, pinned, str(probe.checkpoint["digest"]), file)
 
     def commit(session: Session) -> UploadReceipt:
         """Add the catalogue row, unless this or another upload of the score was committed meanwhile."""
-        _, job, _ = hold(session, principal, lease_id, token)
+        _, job, _ = asked.hold(session)
         if (known := stored(session, job)) is not None:
             return known
         removal.check_not_taken(session, [file])
-        sizes = {"rollouts": checked.rollouts, "tokens": checked.tokens}
-        row = {
-            "job_id": job.id,
-            "token": token,
-            "scorer": key[0],
-            "variant": key[1],
-            "digest": upload.digest,
-            "body_bytes": upload.size,
-            "file": file,
-            **sizes,
-            "fingerprint_digest": checked.fingerprint.digest(),
-            "fingerprint": checked.fingerprint.to_dict(),
-        }
-        insert_if_absent(session, ScoreFile, row)
-        return UploadReceipt(status="stored", digest=upload.digest, **sizes)
+        row = ScoreFile(
+            job_id=job.id,
+            token=asked.token,
+            scorer=key[0],
+            variant=key[1],
+            digest=upload.digest,
+            body_bytes=upload.size,
+            file=file,
+            rollouts=checked.rollouts,
+            tokens=checked.tokens,
+            fingerprint_digest=checked.fingerprint.digest(),
+            fingerprint=checked.fingerprint.to_dict(),
+        )
+        session.add(row)
+        return _receipt(row, "stored")
 
     return uploads.commit_file(context.database, context.store, file, commit)
+
+
+def _receipt(row: ScoreFile, state: Literal["stored", "duplicate"]) -> UploadReceipt:
+    return UploadReceipt(status=state, digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
 
 
 def _check(

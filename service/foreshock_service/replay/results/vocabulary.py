@@ -13,12 +13,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.vocabulary import LONGEST_TEXT, MOST_TOKENS, digest_of_texts
-from foreshock_service.platform import parameters, security
-from foreshock_service.platform.context import Context
+from foreshock_service.platform import parameters
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, VocabularyPart
 from foreshock_service.platform.problem import InvalidRequest
-from foreshock_service.replay.leases import LeaseIdentifier, LeaseToken, hold
+from foreshock_service.replay.leases import LeaseOfRequest
 
 router = parameters.api_router(prefix="/v1/leases", tags=["leases"])
 
@@ -37,13 +36,11 @@ class VocabularyPut(BaseModel):
 
 
 @router.put("/{lease}/vocabulary", status_code=status.HTTP_204_NO_CONTENT)
-def put_vocabulary(
-    lease: LeaseIdentifier, token: LeaseToken, body: VocabularyPut, context: Context, principal: security.Worker
-) -> None:
+def put_vocabulary(asked: LeaseOfRequest, body: VocabularyPut) -> None:
     """Store a part of the vocabulary of the run's model. After the last part the pages of the run show texts."""
 
     def store(session: Session) -> None:
-        _, _, probe = hold(session, principal, lease, token)
+        _, _, probe = asked.hold(session)
         run = session.get_one(Run, probe.run_id)
         row = {"project": run.project, "digest": body.digest, "first": body.first, "texts": body.texts}
         upsert(session, VocabularyPart, [row], ("project", "digest", "first"))
@@ -52,7 +49,7 @@ def put_vocabulary(
                 raise InvalidRequest("body.digest: it is not that of the texts of all parts: send them all again")
             run.vocabulary = body.digest
 
-    context.database.write(store)
+    asked.context.database.write(store)
 
 
 _kept: LRUCache[tuple[str, str], Sequence[str]] = LRUCache(4)

@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from numpy.typing import NDArray
 
 from foreshock.client.reader import Reader
-from foreshock.clock import now_us
 from foreshock.commands.queries import wait_for_attribution
 from foreshock.rollouts import decode_rollouts
 from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
@@ -218,7 +217,7 @@ def test_reading_never_writes(http: httpx.Client, app: FastAPI, monkeypatch: pyt
     probe = working.ask_for_probe(run, 1, CHAIN).raise_for_status().json()["id"]
     assert working.work_off(http) == 2
     context: ServiceContext = app.state.context
-    context.database.write(lambda session: mark_attribution_stale(session, ScoresPublished(run.run, 1, 1, now_us())))
+    context.database.write(lambda session: mark_attribution_stale(session, ScoresPublished(run.run, 1, 1)))
 
     def refuse(work: object) -> None:
         raise AssertionError(f"a GET wrote to the database: {work}")

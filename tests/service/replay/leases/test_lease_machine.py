@@ -28,7 +28,7 @@ from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.security import Principal, Scope
 from foreshock_service.replay import leases
-from foreshock_service.replay.leases import FailBody, HeartbeatBody, LeaseLost, LeaseRequest
+from foreshock_service.replay.leases import FailBody, LeaseLost, LeaseRequest
 from foreshock_service.replay.probes import service as probes
 from foreshock_service.replay.probes.jobs import JobState, Outcome, new_jobs
 from foreshock_service.replay.results import publishing
@@ -92,7 +92,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def claim(self, worker: str, engines: set[str]) -> Any:
         """A worker requests a job; it gets one exactly if one is queued that it can do."""
         request = LeaseRequest(worker=worker, scorers=[SCORERS[engine] for engine in sorted(engines)])
-        lease = self._write(leases.claim_job, request)
+        lease = self._claim(request)
         self._expire()
         waiting = {job for job in self.jobs if job not in self.holder and job not in self.ended}
         if lease is None:
@@ -113,17 +113,17 @@ class LeaseMachine(RuleBasedStateMachine):
         job = lease.job.id
         if self._holds(lease):
             self.ends_at[job] = max(self.ends_at[job], self.clock.now + self._duration)
-            assert self._write(leases.extend_lease, lease.lease, HeartbeatBody(token=lease.token)) == self.ends_at[job]
+            assert self._write(leases.extend_lease, lease) == self.ends_at[job]
         else:
             with pytest.raises(LeaseLost):
-                self._write(leases.extend_lease, lease.lease, HeartbeatBody(token=lease.token))
+                self._write(leases.extend_lease, lease)
 
     @rule(lease=granted, wrong=st.integers(1, 9))
     def guess_a_token(self, lease: LeaseRecord, wrong: int) -> None:
         """A token that is not the lease's own never works."""
         if wrong != lease.token:
             with pytest.raises(LeaseLost):
-                self._write(leases.extend_lease, lease.lease, HeartbeatBody(token=wrong))
+                self._write(leases.extend_lease, lease, token=wrong)
 
     @rule(lease=granted)
     def complete(self, lease: LeaseRecord) -> None:
@@ -150,12 +150,12 @@ class LeaseMachine(RuleBasedStateMachine):
                 ended = session.get(tables.Lease, lease.lease)
                 is_repeated = ended is not None and ended.outcome == Outcome(kind)
             if is_repeated:
-                self._write(leases.fail_job, lease.lease, body)
+                self._write(leases.fail_job, lease, body)
                 return
             with pytest.raises(LeaseLost):
-                self._write(leases.fail_job, lease.lease, body)
+                self._write(leases.fail_job, lease, body)
             return
-        self._write(leases.fail_job, lease.lease, body)
+        self._write(leases.fail_job, lease, body)
         job = lease.job.id
         del self.holder[job]
         if kind == "retry":
@@ -218,7 +218,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Let good workers do the rest: every job ends."""
         self.clock.pass_seconds(1000)
         request = LeaseRequest(worker="good", scorers=list(SCORERS.values()))
-        while (lease := self._write(leases.claim_job, request)) is not None:
+        while (lease := self._claim(request)) is not None:
             self.context.database.write(partial(_send_scores, lease=lease))
             self._publish(lease)
         with self.context.database.read() as session:
@@ -229,13 +229,17 @@ class LeaseMachine(RuleBasedStateMachine):
     def _duration(self) -> int:
         return int(self.context.settings.lease_seconds * 1e6)
 
-    def _write(self, ask: Callable[..., Result], *asked: Any) -> Result:
-        return self.context.database.write(lambda session: ask(session, self.context, self.principal, *asked))
+    def _claim(self, request: LeaseRequest) -> LeaseRecord | None:
+        return self.context.database.write(
+            lambda session: leases.claim_job(session, self.context, self.principal, request)
+        )
+
+    def _write(self, ask: Callable[..., Result], lease: LeaseRecord, *asked: Any, token: int | None = None) -> Result:
+        held = leases.AskedLease(self.context, self.principal, lease.lease, token or lease.token)
+        return self.context.database.write(lambda session: ask(session, held, *asked))
 
     def _publish(self, lease: LeaseRecord) -> None:
-        self.context.database.write(
-            lambda session: publishing.publish_job(session, self.context, self.principal, lease.lease, lease.token)
-        )
+        self._write(publishing.publish_job, lease)
 
     def _engine(self, job: str) -> str:
         with self.context.database.read() as session:
