@@ -8,7 +8,6 @@ run's, and of equally near ones the newest; the scores of other environments are
 These functions use no database; they run in a decoder process too.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,15 +92,6 @@ def write_rollouts(pinned: PinnedRollouts, target: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedFile:
-    """The size of a valid upload and the fingerprint of its scorer."""
-
-    rollouts: int
-    tokens: int
-    fingerprint: Fingerprint
-
-
-@dataclass(frozen=True, slots=True)
 class StoredScore:
     """A published score: its scorer, variant, fingerprint and file."""
 
@@ -121,8 +111,8 @@ class StoredScore:
         return environment_of(self.fingerprint)
 
 
-def check_upload(body: Path, stored: Path, pinned: PinnedRollouts, limits: rollouts.DecodeLimits) -> CheckedFile:
-    """Check the upload in `body` against its rollouts and write it, in the store's layout, to `stored`.
+def check_upload(body: Path, stored: Path, pinned: PinnedRollouts, limits: rollouts.DecodeLimits) -> Fingerprint:
+    """Check the upload in `body` against its rollouts, write it to `stored`, and return its scorer's fingerprint.
 
     Raises InvalidRolloutsError if the body is not a table of scores or lacks a rollout of the job, and names row and
     column if a rollout is not of the job or its number of values differs from its number of response tokens. Raises
@@ -136,17 +126,12 @@ def check_upload(body: Path, stored: Path, pinned: PinnedRollouts, limits: rollo
         except ValueError as error:
             raise errors.InvalidRolloutsError(f"its fingerprint {error}") from error
         _check_rollouts(scores, read_rollouts(pinned))
-        data = rollouts.encode_scores(scores)
+        stored.write_bytes(rollouts.encode_scores(scores))
     except MemoryError as error:
         raise errors.LimitExceededError(
             "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows"
         ) from error
-    # The file is on disk before the catalogue row that names it is committed.
-    with stored.open("wb") as target:
-        target.write(data)
-        target.flush()
-        os.fsync(target.fileno())
-    return CheckedFile(scores.num_rollouts, scores.num_tokens, scores.fingerprint)
+    return scores.fingerprint
 
 
 def read_aligned_scores(batch: rollouts.RolloutBatch, file: StoredFile) -> NDArray[np.float32]:

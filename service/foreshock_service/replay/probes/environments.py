@@ -68,17 +68,14 @@ def wanted_environments(
     known = {name: _names(fingerprint) for name, fingerprint in fingerprints.items()}
     sampler, trainer = known.get("rollout", ()), known.get("trainer", ())
     sides = {"engine": sampler or trainer, "trainer": trainer or sampler}
+    side_of = {each.engine: each.side for each in reversed(scorers.SCORERS.values()) if each.side is not None}
     # A remote engine computes on its server's machine, whatever the worker's is.
     return {
-        name: WantedEnvironment() if engine.remote else WantedEnvironment(sides[_side(name)], request == OF_RUN)
+        name: WantedEnvironment()
+        if engine.remote
+        else WantedEnvironment(sides[side_of.get(name, "trainer")], request == OF_RUN)
         for name, engine in scorers.ENGINES.items()
     }
-
-
-def _side(engine: str) -> str:
-    """Return the side of the chain that an engine's replays belong to."""
-    sides = [scorer.side for scorer in scorers.SCORERS.values() if scorer.engine == engine and scorer.side is not None]
-    return sides[0] if sides else "trainer"
 
 
 def _names(fingerprint: Fingerprint | None) -> tuple[str, ...]:

@@ -74,22 +74,6 @@ def policy_in_words(session: Session, principal: security.Principal, run_id: str
     return f"Automatic probes are {'on' if read_policy(session, principal, run_id).state == 'active' else 'off'}."
 
 
-def set_policy(session: Session, principal: security.Principal, run_id: str, body: ProbePolicyBody) -> None:
-    """Set the run's policy. Raises RunNotFound, RunDeleted, UnknownScorer, ProbeNotPossible."""
-    service.check_scorers(schemas.ProbeCreate(step=0, scorers=body.scorers))
-    run = lock_run(session, principal, run_id)
-    stored, policy = session.get(tables.ProbePolicy, run_id), body.model_dump(mode="json")
-    before = stored.policy if stored is not None else None
-    if stored is None:
-        session.add(tables.ProbePolicy(run_id=run_id, policy=policy, changed_at_us=now_us()))
-    else:
-        stored.policy, stored.changed_at_us = policy, now_us()
-    audit.record(
-        session, principal, "probe-policy.set", run.id, project=run.project, run_id=run.id, before=before, after=policy
-    )
-    session.flush()
-
-
 def policy_of(session: Session, run_id: str) -> ProbePolicyBody:
     """Return the policy of a run as it was set; if none was, one that probes nothing."""
     stored = session.get(tables.ProbePolicy, run_id)
@@ -193,9 +177,22 @@ def set_probe_policy(
     run: run_endpoints.RunIdentifier, body: ProbePolicyBody, context: Context, principal: security.Administrator
 ) -> probes.ProbePolicyRecord:
     """Set which steps are probed automatically; fields left out get their defaults."""
-    context.database.write(lambda session: set_policy(session, principal, run, body))
-    with context.database.read() as session:
+    service.check_scorers(schemas.ProbeCreate(step=0, scorers=body.scorers))
+    policy = body.model_dump(mode="json")
+
+    def store(session: Session) -> probes.ProbePolicyRecord:
+        found = lock_run(session, principal, run)
+        stored = session.get(tables.ProbePolicy, run)
+        before = None if stored is None else stored.policy
+        row = {"run_id": run, "policy": policy, "changed_at_us": now_us()}
+        engine.upsert(session, tables.ProbePolicy, [row], ("run_id",))
+        session.expire_all()
+        audit.record(
+            session, principal, "probe-policy.set", run, project=found.project, run_id=run, before=before, after=policy
+        )
         return read_policy(session, principal, run)
+
+    return context.database.write(store)
 
 
 def _possible(session: Session, run_id: str, now_us: int) -> ColumnElement[bool]:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -25,7 +24,6 @@ from foreshock_service.platform.database.tables import (
     ProbeJob,
     Run,
     Shard,
-    Worker,
     new_identifier,
 )
 from foreshock_service.replay import files
@@ -134,7 +132,21 @@ def cancel(probe: ProbeIdentifier, context: Context, principal: security.Ingeste
 
     Scores of jobs that are done stay. A cancelled probe can be retried; an equal request finds it as it is.
     """
-    return context.database.write(lambda session: cancel_probe(session, principal, probe))
+
+    def work(session: Session) -> ProbeRecord:
+        found, run = get_probe(session, principal, probe)
+        jobs = lock_jobs(session, probe)
+        state, _ = transitions.state_of_probe(jobs)
+        cancelled = end_jobs(session, jobs, CANCELLED)
+        if cancelled:
+            of = {"project": run.project, "run_id": run.id}
+            before, after = {"state": state.value}, {"step": found.step, "jobs": len(cancelled)}
+            audit.record(session, principal, "probe.cancel", probe, **of, before=before, after=after)
+        elif not any(job.reason == CANCELLED for job in jobs):
+            raise ProbeHasEnded(f"the probe has ended as {state.value}: only a queued or running one can be cancelled")
+        return shown(session, run, found)
+
+    return context.database.write(work)
 
 
 def list_probes(
@@ -154,34 +166,26 @@ def _page(
     return pagination.page_of_query(session, query, keys, cursor, limit, partial(_read, session))
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A request with what it resolves to: its rollouts, and the row of its probe except what is counted."""
-
-    run: Run
-    rollouts: files.PinnedRollouts
-    attempt_fingerprint: dict[str, Any]
-    row: dict[str, Any]
-
-
 def request_probe(
     context: ServiceContext, principal: security.Principal, run_id: str, body: schemas.ProbeCreate
 ) -> tuple[ProbeRecord, bool]:
     """Return the probe of this request and whether it is new. Raises UnknownScorer, ProbeNotPossible."""
     check_scorers(body)
     with context.database.read() as session:
-        plan = _plan(context, session, principal, run_id, body)
-        known = _find_by_request(session, run_id, plan.row["request_digest"])
+        run, row, present = _plan(session, principal, run_id, body)
+        known = _find_by_request(session, row)
         if known is not None:
-            return shown(session, plan.run, known), False
+            return shown(session, run, known), False
+        pinned_rollouts = pinned(context, present, body.max_rollouts)
+        logged = attempts.fingerprints_of_attempts(session, run_id, [row["attempt"]])[row["attempt"]]
     with problem.present_file(f"a shard of step {body.step}"):
-        count = context.decoders.run(files.count_rollouts, plan.rollouts)
+        count = context.decoders.run(files.count_rollouts, pinned_rollouts)
     if body.kind == probe_kinds.DOCTOR.name and not count.with_log_probs:
         raise ProbeNotPossible(
             f"the rollouts of step {body.step} have neither rollout_log_probs nor trainer_log_probs: there is nothing "
             "that the doctor could explain"
         )
-    fingerprints = environments.run_fingerprints(count.attributes, plan.attempt_fingerprint)
+    fingerprints = environments.run_fingerprints(count.attributes, logged)
     wanted = environments.wanted_environments(body.environment, fingerprints)
     if body.environment == environments.OF_RUN and not all(each.names for each in wanted.values() if each.is_required):
         raise ProbeNotPossible(
@@ -189,8 +193,8 @@ def request_probe(
             "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
         )
     scorers = {asked.scorer for asked in body.scorers} | schemas.scorers_of_pairs(body.exact_pairs)
-    plan.row["options"] = environments.with_declared_precision(body.options, scorers, fingerprints["trainer"])
-    return context.database.write(lambda session: _insert(session, principal, plan, count, wanted))
+    row["options"] = environments.with_declared_precision(body.options, scorers, fingerprints["trainer"])
+    return context.database.write(lambda session: _insert(session, principal, row, count, wanted))
 
 
 def check_scorers(body: schemas.ProbeCreate) -> None:
@@ -220,8 +224,9 @@ def check_scorers(body: schemas.ProbeCreate) -> None:
 
 
 def _plan(
-    context: ServiceContext, session: Session, principal: security.Principal, run_id: str, body: schemas.ProbeCreate
-) -> _Plan:
+    session: Session, principal: security.Principal, run_id: str, body: schemas.ProbeCreate
+) -> tuple[Run, dict[str, Any], list[Shard]]:
+    """Return the run, the row of the probe except what is counted, and the shards with its rollouts."""
     run = runs.get_run(session, principal, run_id)
     key = attempts.resolve_step(session, run_id, body.step, body.attempt)
     step = find_step(session, key)
@@ -231,7 +236,7 @@ def _plan(
         raise ProbeNotPossible(
             f"step {key.step} is not closed yet: {step.received_shards} of {step.expected_shards} shards are stored"
         )
-    checkpoint = find_checkpoint(session, *key)
+    checkpoint = session.get(Checkpoint, tuple(key))
     if checkpoint is None:
         raise ProbeNotPossible(
             f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(session, key)}: the "
@@ -256,12 +261,8 @@ def _plan(
         "candidates": _candidates(session, principal, run, key, body),
     }
     of_request = {"request_digest": digests.digest_of_json(meant), "priority": body.priority}
-    return _Plan(
-        run=run,
-        rollouts=pinned(context, present, body.max_rollouts),
-        attempt_fingerprint=attempts.fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
-        row={**meant, **of_request, "run_id": run.id, "checkpoint_expires_at_us": checkpoint.expires_at_us},
-    )
+    pinned_weights = {"checkpoint_expires_at_us": checkpoint.expires_at_us}
+    return run, {**meant, **of_request, **pinned_weights, "run_id": run.id}, present
 
 
 def _announced(session: Session, key: events.StepKey) -> str:
@@ -309,14 +310,14 @@ def _weights_of_other(
 def _insert(
     session: Session,
     principal: security.Principal,
-    plan: _Plan,
+    row: dict[str, Any],
     count: files.RolloutCount,
     wanted: Mapping[str, environments.WantedEnvironment],
 ) -> tuple[ProbeRecord, bool]:
-    runs.lock_run(session, principal, plan.run.id)
-    key = events.StepKey(plan.run.id, plan.row["attempt"], plan.row["step"])
+    run = runs.lock_run(session, principal, row["run_id"])
+    key = events.StepKey(run.id, row["attempt"], row["step"])
     present = (shard for shard in shards_of_step(session, key) if shard.tokens_purged_at_us is None)
-    if [selected_rollouts(shard) for shard in present] != plan.row["selection"]:
+    if [selected_rollouts(shard) for shard in present] != row["selection"]:
         raise ProbeNotPossible(
             f"rollouts of step {key.step} were purged or arrived while the request was checked: request the probe again"
         )
@@ -324,15 +325,15 @@ def _insert(
     counted = {name: getattr(count, name) for name in ("rollouts", "tokens", "rollout_set_digest")}
     sampled = count.rollouts < count.of_rollouts
     new = {"id": new_identifier("probe"), "from_sample": sampled, "created_at_us": now}
-    created = insert_if_absent(session, Probe, {**plan.row, **counted, **new})
-    probe = _find_by_request(session, plan.run.id, plan.row["request_digest"])
+    created = insert_if_absent(session, Probe, {**row, **counted, **new})
+    probe = _find_by_request(session, row)
     assert probe is not None
     if created:
-        live = workers.live_workers(session, plan.run.project, now)
-        near = session.scalar(select(is_near_open_alert(plan.run.id, key.step)))
+        live = workers.live_workers(session, run.project, now)
+        near = session.scalar(select(is_near_open_alert(run.id, key.step)))
         session.add_all(transitions.new_jobs(probe, live, now, wanted, is_near_alert=bool(near)))
         session.flush()
-    return shown(session, plan.run, probe), created
+    return shown(session, run, probe), created
 
 
 def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> files.PinnedRollouts:
@@ -426,34 +427,15 @@ def _read(session: Session, probes: Sequence[Any]) -> list[ProbeRecord]:
     jobs: dict[str, list[ProbeJob]] = defaultdict(list)
     for job in session.scalars(query.order_by(ProbeJob.engine)):
         jobs[job.probe_id].append(job)
-    live: dict[str, Sequence[Worker]] = {}
-    waiting: dict[str, str | None] = {}
-    for probe, project in probes:
-        for job in jobs[probe.id]:
-            if job.state == transitions.JobState.QUEUED:
-                if project not in live:
-                    live[project] = workers.live_workers(session, project, database_now_us(session))
-                waiting[job.id] = transitions.waiting_reason(job, live[project])
+    now = database_now_us(session)
+    live = {project: workers.live_workers(session, project, now) for project in {project for _, project in probes}}
+    waiting = {
+        job.id: transitions.waiting_reason(job, live[project])
+        for probe, project in probes
+        for job in jobs[probe.id]
+        if job.state == transitions.JobState.QUEUED
+    }
     return [schemas.probe_record(probe, jobs[probe.id], waiting) for probe, _ in probes]
-
-
-def cancel_probe(session: Session, principal: security.Principal, probe_id: str) -> ProbeRecord:
-    """Skip the unfinished jobs of a probe and fence off their workers; an already cancelled probe is left unchanged.
-
-    Raises ProbeNotFound, RunDeleted, ProbeHasEnded.
-    """
-    probe, run = get_probe(session, principal, probe_id)
-    jobs = lock_jobs(session, probe_id)
-    state, _ = transitions.state_of_probe(jobs)
-    cancelled = end_jobs(session, jobs, CANCELLED)
-    if cancelled:
-        audit.record(
-            session, principal, "probe.cancel", probe.id, project=run.project, run_id=run.id,
-            before={"state": state.value}, after={"step": probe.step, "jobs": len(cancelled)},
-        )  # fmt: skip
-    elif not any(job.reason == CANCELLED for job in jobs):
-        raise ProbeHasEnded(f"the probe has ended as {state.value}: only a queued or running one can be cancelled")
-    return shown(session, run, probe)
 
 
 def cancel_jobs_of_run(session: Session, removed: events.RunRemoved) -> None:
@@ -463,9 +445,9 @@ def cancel_jobs_of_run(session: Session, removed: events.RunRemoved) -> None:
     end_jobs(session, session.scalars(query.with_for_update(of=ProbeJob)).all(), "the run was deleted")
 
 
-def _find_by_request(session: Session, run_id: str, request_digest: str) -> Probe | None:
+def _find_by_request(session: Session, row: Mapping[str, Any]) -> Probe | None:
     """Return the probe of an equal request."""
-    return session.scalar(select(Probe).where(Probe.run_id == run_id, Probe.request_digest == request_digest))
+    return session.scalar(select(Probe).filter_by(run_id=row["run_id"], request_digest=row["request_digest"]))
 
 
 def earlier_checkpoints(session: Session, key: events.StepKey) -> Sequence[Checkpoint]:
@@ -476,11 +458,6 @@ def earlier_checkpoints(session: Session, key: events.StepKey) -> Sequence[Check
     left = or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > clock.now_us())
     query = select(Checkpoint).where(Checkpoint.run_id == key.run_id, chosen, left)
     return session.scalars(query.order_by(Checkpoint.step)).all()
-
-
-def find_checkpoint(session: Session, run_id: str, attempt: int, step: int) -> Checkpoint | None:
-    """Return the checkpoint that was announced for a step."""
-    return session.get(Checkpoint, (run_id, attempt, step))
 
 
 def is_near_open_alert(run_id: Any, step: Any) -> ColumnElement[bool]:

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from foreshock import scorers
+from foreshock.fingerprint import Fingerprint
 from foreshock_service.platform import parameters, problem, uploads
 from foreshock_service.platform.context import ScoredShard, ServiceContext
 from foreshock_service.platform.database.engine import table_of, upsert
@@ -100,7 +101,7 @@ def _store(asked: AskedLease, key: tuple[str, str], upload: uploads.Upload) -> U
         asked.check_held(lease, job)
         pinned = service.rollouts_of_probe(context, session, probe)
     file = tokens.score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
-    checked = _check(context, upload, pinned, str(probe.checkpoint["digest"]), file)
+    made = _check(context, upload, pinned, str(probe.checkpoint["digest"]), file)
 
     def commit(session: Session) -> UploadReceipt:
         """Add the catalogue row, unless this or another upload of the score was committed meanwhile."""
@@ -116,10 +117,10 @@ def _store(asked: AskedLease, key: tuple[str, str], upload: uploads.Upload) -> U
             digest=upload.digest,
             body_bytes=upload.size,
             file=file,
-            rollouts=checked.rollouts,
-            tokens=checked.tokens,
-            fingerprint_digest=checked.fingerprint.digest(),
-            fingerprint=checked.fingerprint.to_dict(),
+            rollouts=probe.rollouts,
+            tokens=probe.tokens,
+            fingerprint_digest=made.digest(),
+            fingerprint=made.to_dict(),
         )
         session.add(row)
         return _receipt(row, "stored")
@@ -133,22 +134,21 @@ def _receipt(row: ScoreFile, state: Literal["stored", "duplicate"]) -> UploadRec
 
 def _check(
     context: ServiceContext, upload: uploads.Upload, pinned: files.PinnedRollouts, weights: str, file: str
-) -> files.CheckedFile:
+) -> Fingerprint:
     """Check the upload in a decoder process and move it into the store, as `file`."""
     temporary = context.store.temporary_file()
     try:
         with problem.present_file("the probe's rollouts"):
             limits = decode_limits(context.settings)
-            checked = context.decoders.run(files.check_upload, upload.path, temporary, pinned, limits)
-        if checked.fingerprint.weights_digest not in (None, weights):
+            made = context.decoders.run(files.check_upload, upload.path, temporary, pinned, limits)
+        if made.weights_digest not in (None, weights):
             raise WrongFingerprint(
-                f"its fingerprint has the weights {checked.fingerprint.weights_digest}, expected {weights}, "
-                "those of the probe"
+                f"its fingerprint has the weights {made.weights_digest}, expected {weights}, those of the probe"
             )
         context.store.publish(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
-    return checked
+    return made
 
 
 def publish_scores(session: Session, lease: Lease, job: ProbeJob, probe: Probe, now_us: int) -> bool:

@@ -13,9 +13,9 @@ from foreshock.doctor.findings import tried_in_words
 from foreshock.lint import CHECKS
 from foreshock_service.platform import security
 from foreshock_service.platform.database.engine import of_step
-from foreshock_service.platform.database.tables import ProbeResult
+from foreshock_service.platform.database.tables import Checkpoint, ProbeResult
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.replay.probes.service import find_checkpoint, list_probes
+from foreshock_service.replay.probes.service import list_probes
 from foreshock_service.replay.results import documents
 from foreshock_service.runs import events, lint
 
@@ -81,7 +81,7 @@ def doctor_of_step(viewing: Viewing, key: events.StepKey) -> dict[str, Any]:
     asked = next(
         (each for each in probes if each.kind == probe_kinds.DOCTOR.name and each.attempt == key.attempt), None
     )
-    can_ask = find_checkpoint(viewing.session, *key) is not None and (asked is None or asked.state != "running")
+    can_ask = viewing.session.get(Checkpoint, tuple(key)) is not None and (asked is None or asked.state != "running")
     may_ask = can_ask and viewing.principal.may(security.Scope.INGEST)
     action = f"/runs/{key.run_id}/steps/{key.step}/doctor" if may_ask else None
     record = documents.newest_report(viewing.session, of_step(ProbeResult, key))
