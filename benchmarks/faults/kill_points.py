@@ -47,7 +47,7 @@ SERVICE_POINTS = {
     "store.file-renamed": KillPoint(_STORE, "LocalTokenStore.publish", "after"),
     "ingest.before-transaction": KillPoint(_INGEST, "_decode_to", "after"),
     "ingest.before-commit": KillPoint(_INGEST, "commit_shard", "after"),
-    "ingest.after-commit": KillPoint(_INGEST, "_store_shard", "after"),
+    "ingest.after-commit": KillPoint(_INGEST, "ingest_shard", "after"),
     "steps.before-fold": KillPoint(_STEPS, "bring_up_to_date", "before"),
     "steps.folded": KillPoint(_STEPS, "_fold", "after"),
     "steps.before-commit": KillPoint(_STEPS, "_store", "after"),

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
@@ -189,29 +189,20 @@ async def _receive(request: Request, places: UploadPlaces, most_bytes: int, path
     return Upload("sha256:" + digest.hexdigest(), size, path)
 
 
-class Committed(Protocol):
-    """The result of a transaction that names a file."""
-
-    @property
-    def status(self) -> str: ...
-
-
-Outcome = TypeVar("Outcome", bound=Committed | None)
-
-
-def commit_file(database: Database, store: TokenStore, file: str, commit: Callable[[Session], Outcome]) -> Outcome:
-    """Run the transaction that names a published file; remove the file unless the result's status is `stored`.
+def commit_file(
+    database: Database, store: TokenStore, file: str, commit: Callable[[Session], tuple[Result, bool]]
+) -> tuple[Result, bool]:
+    """Run the transaction that names a published file; remove the file if it returns (…, False): it was not needed.
 
     If the commit itself fails, it may have happened all the same: the file stays, at worst as an orphan.
     """
     may_be_committed = False
 
-    def work(session: Session) -> Outcome:
+    def work(session: Session) -> tuple[Result, bool]:
         nonlocal may_be_committed
         may_be_committed = False
-        outcome = commit(session)
-        may_be_committed = outcome is not None and outcome.status == "stored"
-        return outcome
+        found, may_be_committed = commit(session)
+        return found, may_be_committed
 
     try:
         return database.write(work)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, Path, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, and_, bindparam, false, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, and_, false, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from foreshock.api.records import from_attributes
@@ -25,8 +25,6 @@ from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, AttemptClient, Step
 from foreshock_service.runs import due, run_endpoints, runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
-
-BEYOND_EVERY_STEP = 2**62
 
 
 class AttemptStart(NamedTuple):
@@ -74,25 +72,6 @@ def in_ranges(ranges: Iterable[ActiveRange], table: Any) -> ColumnElement[bool]:
     """Return the SQL condition for rows of these ranges in a table of steps."""
     conditions = [and_(*each.contains(table)) for each in ranges]
     return or_(*conditions) if conditions else false()
-
-
-_BOUNDS = ("attempt", "first", "end")
-
-
-def in_bound_ranges(count: int, table: Any) -> ColumnElement[bool]:
-    """Return the condition of `in_ranges` for a statement that is built once: its parameters are `bounds_of`."""
-    bounds: list[list[Any]] = [[bindparam(f"{name}_{at}") for name in _BOUNDS] for at in range(count)]
-    return in_ranges((ActiveRange(*each) for each in bounds), table)
-
-
-def bounds_of(ranges: Iterable[ActiveRange]) -> dict[str, int]:
-    """Return the parameters of `in_bound_ranges`."""
-    values = ((each.attempt, each.first, BEYOND_EVERY_STEP if each.end is None else each.end) for each in ranges)
-    return {
-        f"{name}_{at}": bound
-        for at, of_range in enumerate(values)
-        for name, bound in zip(_BOUNDS, of_range, strict=True)
-    }
 
 
 def active_rows(
@@ -215,7 +194,8 @@ def put_heartbeat(
         locked = runs.lock_run(session, principal, run)
         check_attempt(session, run, attempt)
         before = _lost_by_clients(session, run, attempt)
-        if row["remarks"] != session.scalar(_REMARKS_OF_CLIENT, row):
+        known = session.get(AttemptClient, (run, attempt, client))
+        if row["remarks"] != (known and known.remarks):
             due.mark(session, run)
         upsert(session, AttemptClient, [row], ("run_id", "attempt", "client"))
         runs.note_sign_of_life(session, context.events, locked)
@@ -288,34 +268,19 @@ def _lost_by_clients(session: Session, run_id: str, attempt: int) -> int:
 def remarks_of_hooks(session: Session, run_id: str) -> list[str]:
     """Return what the hooks of the newest attempt warn of, each sentence once."""
     newest = attempts_of_run(session, run_id)[-1:]
-    rows = session.scalars(_REMARKS, {"run_id": run_id, "attempt": newest[0].attempt}) if newest else ()
+    of_newest = [AttemptClient.attempt == each.attempt for each in newest]
+    query = select(AttemptClient.remarks).where(AttemptClient.run_id == run_id, *of_newest)
+    rows = session.scalars(query.order_by(AttemptClient.shard, AttemptClient.client))
     return list(dict.fromkeys(remark for remarks in rows for remark in remarks or ()))
-
-
-# Built once: they are executed at each step, or at each heartbeat.
-_REMARKS = (
-    select(AttemptClient.remarks)
-    .where(AttemptClient.run_id == bindparam("run_id"), AttemptClient.attempt == bindparam("attempt"))
-    .where(AttemptClient.remarks.is_not(None))
-    .order_by(AttemptClient.shard, AttemptClient.client)
-)
-_REMARKS_OF_CLIENT = select(AttemptClient.remarks).where(
-    AttemptClient.run_id == bindparam("run_id"),
-    AttemptClient.attempt == bindparam("attempt"),
-    AttemptClient.client == bindparam("client"),
-)
-_STARTS = (
-    select(Attempt.attempt, Attempt.resume_step)
-    .where(Attempt.run_id == bindparam("run_id"))
-    .order_by(*OLDEST_ATTEMPT_FIRST)
-)
 
 
 def attempts_of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
     """Return the start of every attempt of a run, in the order in which they began; queried once per session."""
     known: dict[str, Sequence[AttemptStart]] = session.info.setdefault(_KNOWN, {})
     if run_id not in known:
-        known[run_id] = [AttemptStart(*row) for row in session.execute(_STARTS, {"run_id": run_id})]
+        query = select(Attempt.attempt, Attempt.resume_step).where(Attempt.run_id == run_id)
+        query = query.order_by(*OLDEST_ATTEMPT_FIRST)
+        known[run_id] = [AttemptStart(*row) for row in session.execute(query)]
     return known[run_id]
 
 

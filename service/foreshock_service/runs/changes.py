@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 
 from fastapi import Response, status
 from pydantic import BaseModel, Field, StringConstraints
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from foreshock import changes, clock, digests
@@ -135,16 +135,9 @@ def engine_of_newest_step(session: Session, run_id: str) -> Fingerprint | None:
 
 def rebaselined_steps(session: Session, run_id: str) -> list[int]:
     """Return the active steps at which baselines are reset, in order."""
-    ranges = attempts.ranges_of_run(session, run_id)
-    return list(session.scalars(_rebaselined(len(ranges)), {"run_id": run_id, **attempts.bounds_of(ranges)}))
-
-
-# Cached: it is executed at each step.
-@lru_cache(maxsize=256)
-def _rebaselined(ranges: int) -> Select[Any]:
-    active = attempts.in_bound_ranges(ranges, AnnouncedChange)
-    query = select(AnnouncedChange.step).where(AnnouncedChange.run_id == bindparam("run_id"), active)
-    return query.distinct().order_by(AnnouncedChange.step)
+    table = AnnouncedChange
+    query = select(table.step).where(table.run_id == run_id, attempts.active_rows(session, run_id, table))
+    return list(session.scalars(query.distinct().order_by(table.step)))
 
 
 def _changes(session: Session, run_id: str) -> list[ChangeRecord]:

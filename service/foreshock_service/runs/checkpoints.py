@@ -75,7 +75,8 @@ def put_checkpoint(
         created = insert_if_absent(session, Checkpoint, row)
         if not created:
             upsert(session, Checkpoint, [row], ("run_id", "attempt", "step"))
-        runs.note_derived_model_kind(session, locked, body.model_kind)
+        if body.model_kind is not None:
+            runs.set_model_kind(session, locked, "derived_model_kind", body.model_kind)
         return created
 
     if not context.database.write(announce):

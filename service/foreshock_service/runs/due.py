@@ -5,13 +5,13 @@ So a change during the work, or a crash, leaves a mark for the next time.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Select, bindparam, delete, func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.runs import FindingSource
-from foreshock_service.platform.database.engine import insert_rows, table_of
+from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.session import after_commit
 from foreshock_service.platform.database.tables import DueMark, new_identifier
 
@@ -29,18 +29,6 @@ class Mark(NamedTuple):
     from_step: int | None
     source: FindingSource | None
     judged_until: int
-
-
-_marks = table_of(DueMark)
-# Built once: they are executed at each step.
-_OF_RUN: Select[Any] = (
-    select(*(_marks.c[name] for name in Mark._fields))
-    .where(_marks.c.run_id == bindparam("run_id"))
-    .order_by(_marks.c.id)
-)
-_DUE = select(_marks.c.run_id).group_by(_marks.c.run_id).order_by(func.min(_marks.c.id))
-_CHANGES = select(_marks.c.id).where(_marks.c.run_id == bindparam("run_id"), _marks.c.from_step <= bindparam("step"))
-_REMOVED = delete(_marks).where(_marks.c.id.in_(bindparam("ids", expanding=True)))
 
 
 def mark(
@@ -65,7 +53,8 @@ def mark(
 
 def due_runs(session: Session) -> Sequence[str]:
     """Return the runs that must be advanced, that with the oldest mark first."""
-    return session.scalars(_DUE).all()
+    query = select(DueMark.run_id).group_by(DueMark.run_id).order_by(func.min(DueMark.id))
+    return session.scalars(query).all()
 
 
 def due_among(session: Session, run_ids: Collection[str]) -> set[str]:
@@ -75,12 +64,13 @@ def due_among(session: Session, run_ids: Collection[str]) -> set[str]:
 
 def marks_of(session: Session, run_id: str) -> list[Mark]:
     """Return the marks of a run, the oldest first."""
-    return [Mark(*row) for row in session.execute(_OF_RUN, {"run_id": run_id})]
+    query = select(*(getattr(DueMark, name) for name in Mark._fields)).where(DueMark.run_id == run_id)
+    return [Mark(*row) for row in session.execute(query.order_by(DueMark.id))]
 
 
 def changes_up_to(session: Session, run_id: str, step: int) -> set[str]:
     """Return the ids of the marks that ask to judge this step or an earlier one."""
-    return set(session.scalars(_CHANGES, {"run_id": run_id, "step": step}))
+    return set(session.scalars(select(DueMark.id).where(DueMark.run_id == run_id, DueMark.from_step <= step)))
 
 
 def is_source_due(session: Session, run_id: str, source: FindingSource) -> bool:
@@ -93,4 +83,4 @@ def remove(session: Session, marks: Collection[str]) -> None:
     """Remove the marks with these ids, whose work is done."""
     ids = list(marks)
     for start in range(0, len(ids), _REMOVED_AT_ONCE):
-        session.execute(_REMOVED, {"ids": ids[start : start + _REMOVED_AT_ONCE]})
+        session.execute(delete(DueMark).where(DueMark.id.in_(ids[start : start + _REMOVED_AT_ONCE])))

@@ -6,14 +6,13 @@ counts, and its run is marked to be advanced. Every part can be repeated safely.
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import Path, Query, Request, Response, status
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.runs import ShardReceipt
-from foreshock.clock import now_us
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform import parameters, problem, request_guards, security, uploads
 from foreshock_service.platform.context import Context, ServiceContext
@@ -46,22 +45,19 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ShardAddress:
-    """Shard `shard` of the `shards` of a step, sent as tokens or as statistics."""
+class ArrivingShard:
+    """Shard `shard` of the `shards` of a step, sent as tokens or as statistics, and who sends it."""
 
-    step_key: events.StepKey
+    context: ServiceContext
+    principal: security.Principal
+    key: events.StepKey
     shard: int
     shards: int
-    as_statistics: bool = False
+    as_statistics: bool
 
 
 class ShardConflict(problem.ProblemError, status=409, problem_type="shard-conflict"):
     """Other bytes are already stored under this attempt, step and shard."""
-
-
-class _Stored(NamedTuple):
-    status: Literal["stored", "duplicate"]
-    shard: Shard
 
 
 @router.put(
@@ -90,51 +86,55 @@ async def put_shard(
 ) -> ShardReceipt:
     """Store one shard of a step's rollouts: 201 if it is new, 200 for the same bytes again, 409 for other bytes."""
     as_statistics = request.scope["route"].name == _OF_STATISTICS
-    address = ShardAddress(events.StepKey(run, attempt, step), shard, shards, as_statistics)
+    arriving = ArrivingShard(context, principal, events.StepKey(run, attempt, step), shard, shards, as_statistics)
     # Checked before the body, so that a refused upload is not received.
-    await run_in_threadpool(check_address, context, principal, address)
+    await run_in_threadpool(_check, arriving)
     expected = STATISTICS_MEDIA_TYPE if as_statistics else request_guards.PARQUET_MEDIA_TYPE
     most_bytes = context.settings.max_body_bytes
     async with uploads.received_upload(request, context.uploads, context.store, most_bytes, expected) as upload:
-        receipt = await context.uploads.run(ingest_shard, context, principal, address, upload)
+        receipt = await context.uploads.run(ingest_shard, arriving, upload)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt
 
 
-def check_address(context: ServiceContext, principal: security.Principal, address: ShardAddress) -> None:
+def _check(arriving: ArrivingShard) -> None:
     """Check run, attempt, shard and number of shards of an upload before its body is read."""
-    if address.shard >= address.shards:
+    if arriving.shard >= arriving.shards:
         raise problem.InvalidRequest(
-            f"shard must satisfy 0 <= shard < shards, got shard={address.shard}, shards={address.shards}"
+            f"shard must satisfy 0 <= shard < shards, got shard={arriving.shard}, shards={arriving.shards}"
         )
-    key = address.step_key
-    with context.database.read() as session:
-        runs.get_run(session, principal, key.run_id)
+    key = arriving.key
+    with arriving.context.database.read() as session:
+        runs.get_run(session, arriving.principal, key.run_id)
         attempts.check_attempt(session, key.run_id, key.attempt)
         step = steps.find_step(session, key)
     if step is not None:
-        steps.check_expected_shards(step, address.shards)
+        steps.check_expected_shards(step, arriving.shards)
 
 
-def ingest_shard(
-    context: ServiceContext, principal: security.Principal, address: ShardAddress, upload: uploads.Upload
-) -> ShardReceipt:
+def ingest_shard(arriving: ArrivingShard, upload: uploads.Upload) -> ShardReceipt:
     """Store a received body as a shard; the same bytes again change nothing.
 
     Raises InvalidRolloutsError and LimitExceededError for an invalid body, ShardConflict if other bytes are stored,
     RunDeleted and AttemptNotFound. After any of these nothing is stored.
     """
+    context = arriving.context
     with context.database.read() as session:
-        stored = _shard_before(session, address, upload.digest)
-    if stored is None:
-        name = tokens.shard_file_name(*address.step_key, address.shard, upload.digest)
-        stored = _store_shard(context, principal, address, upload, name)
-    elif stored.shard.tokens_purged_at_us is None:
-        _restore(context, address, stored.shard, upload)
-    shard = stored.shard
+        known = _shard_before(session, arriving, upload)
+    if known is None:
+        name = tokens.shard_file_name(*arriving.key, arriving.shard, upload.digest)
+        decoded = _decode_to(arriving, upload, name, arriving.key if arriving.shards == 1 else None)
+        shard, is_new = uploads.commit_file(
+            context.database, context.store, name,
+            lambda session: commit_shard(session, arriving, upload, decoded, name),
+        )  # fmt: skip
+    else:
+        shard, is_new = known, False
+        if shard.tokens_purged_at_us is None:
+            _restore(arriving, shard, upload)
     return ShardReceipt(
-        status=stored.status,
+        status="stored" if is_new else "duplicate",
         digest=upload.digest,
         rollouts=shard.rollouts,
         tokens=shard.tokens,
@@ -142,26 +142,25 @@ def ingest_shard(
     )
 
 
-def _shard_before(session: Session, address: ShardAddress, digest: str) -> _Stored | None:
+def _shard_before(session: Session, arriving: ArrivingShard, upload: uploads.Upload) -> Shard | None:
     """Return the shard that was stored from these bytes, None if there is none; raise ShardConflict for other bytes."""
-    key, shard = address.step_key, shards.find_shard(session, address.step_key, address.shard)
-    if shard is None:
-        return None
-    if shard.digest != digest:
+    key, shard = arriving.key, shards.find_shard(session, arriving.key, arriving.shard)
+    if shard is not None and shard.digest != upload.digest:
         raise ShardConflict(
-            f"shard {address.shard} of step {key.step} in attempt {key.attempt} is stored with other bytes: "
-            f"stored {shard.digest}, got {digest}; register a new attempt if the run was resumed"
+            f"shard {arriving.shard} of step {key.step} in attempt {key.attempt} is stored with other bytes: "
+            f"stored {shard.digest}, got {upload.digest}; register a new attempt if the run was resumed"
         )
-    return _Stored("duplicate", shard)
+    return shard
 
 
-def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, upload: uploads.Upload) -> None:
+def _restore(arriving: ArrivingShard, shard: Shard, upload: uploads.Upload) -> None:
+    context = arriving.context
     if context.decoders.run(shard_decoding.is_intact, context.store.file(shard.file)):
         return
-    decoded = _decode_to(context, address, upload, shard.file, None)
+    decoded = _decode_to(arriving, upload, shard.file, None)
 
     def note(session: Session) -> None:
-        found = shards.find_shard(session, address.step_key, address.shard)
+        found = shards.find_shard(session, arriving.key, arriving.shard)
         if found is not None:
             found.file_bytes = decoded.file_bytes
 
@@ -170,64 +169,53 @@ def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, uploa
 
 
 def _decode_to(
-    context: ServiceContext, address: ShardAddress, upload: uploads.Upload, name: str, whole_step: events.StepKey | None
+    arriving: ArrivingShard, upload: uploads.Upload, name: str, whole_step: events.StepKey | None
 ) -> shard_decoding.DecodedShard:
     """Decode and measure the upload, and publish its tokens in the store under `name`."""
-    decode = shard_decoding.decode_statistics if address.as_statistics else shard_decoding.decode_shard
+    context = arriving.context
+    decode = shard_decoding.decode_statistics if arriving.as_statistics else shard_decoding.decode_shard
     temporary = context.store.temporary_file()
     try:
-        decoded = context.decoders.run(
-            decode, upload.path, temporary, worker.decode_limits(context.settings), whole_step
-        )
+        limits = worker.decode_limits(context.settings)
+        decoded = context.decoders.run(decode, upload.path, temporary, limits, whole_step)
         context.store.publish(upload.path if decoded.keeps_body else temporary, name)
     finally:
         temporary.unlink(missing_ok=True)
     return decoded
 
 
-def _store_shard(
-    context: ServiceContext, principal: security.Principal, address: ShardAddress, upload: uploads.Upload, name: str
-) -> _Stored:
-    whole_step = address.step_key if address.shards == 1 else None
-    decoded = _decode_to(context, address, upload, name, whole_step)
-    return uploads.commit_file(
-        context.database, context.store, name,
-        lambda session: commit_shard(session, context, principal, address, upload, decoded, name),
-    )  # fmt: skip
-
-
 def commit_shard(
     session: Session,
-    context: ServiceContext,
-    principal: security.Principal,
-    address: ShardAddress,
+    arriving: ArrivingShard,
     upload: uploads.Upload,
     decoded: shard_decoding.DecodedShard,
     file: str,
-) -> _Stored:
-    """Insert the catalogue row with the shard's statistics, and close the step if this is its only shard."""
-    key, measured = address.step_key, decoded.measured
-    run = runs.lock_run(session, principal, key.run_id)
+) -> tuple[Shard, bool]:
+    """Insert the catalogue row with the shard's statistics, and close the step if this is its only shard.
+
+    Returns the row, and False if it was there.
+    """
+    key, measured = arriving.key, decoded.measured
+    run = runs.lock_run(session, arriving.principal, key.run_id)
     attempts.check_attempt(session, key.run_id, key.attempt)
-    step = steps.find_step(session, key)
-    stored = None if step is None else _shard_before(session, address, upload.digest)
+    stored = _shard_before(session, arriving, upload)
     if stored is not None:
-        return stored
+        return stored, False
     removal.check_not_taken(session, [file])
-    if step is None:
-        step = steps.open_step(session, key, address.shards)
-    steps.check_expected_shards(step, address.shards)
-    steps.count_shard(step, measured)
+    step = steps.count_shard(session, key, arriving.shards, measured)
     changes.note_setup(session, step, measured.setup)
     if decoded.step is not None:
         shards.mark_closed(step)
-    active_step = key.step if attempts.is_active(session, key) else None
-    runs.note_upload(run, active_step, measured.rollouts, measured.tokens)
+    if attempts.is_active(session, key):
+        run.last_step = max(key.step, run.last_step or 0)
+    run.rollouts += measured.rollouts
+    run.tokens += measured.tokens
+    run.last_shard_at_us = step.last_shard_at_us
     # The step first: the rows of the shard have a foreign key to it.
     session.flush()
     shard = Shard(
         **key._asdict(),
-        shard=address.shard,
+        shard=arriving.shard,
         digest=upload.digest,
         body_bytes=upload.size,
         file=file,
@@ -238,16 +226,16 @@ def commit_shard(
         full_tokens=measured.full_tokens,
         sampled_rollouts=measured.sampled_rollouts,
         rollout_set_digest=measured.rollout_set_digest,
-        received_at_us=now_us(),
+        received_at_us=step.last_shard_at_us,
     )
     shards.add_shard(session, shard, measured, is_whole_step=decoded.step is not None)
     if decoded.step is not None:
         shards.store_fold(session, key, decoded.step)
-        context.events.publish(session, events.StepClosed(*key))
+        arriving.context.events.publish(session, events.StepClosed(*key))
     elif (
         step.received_shards >= step.expected_shards
         or step.closed_at_us is not None
         or diagnoses.awaits_shards(session, key.run_id)
     ):
         due.mark(session, key.run_id)
-    return _Stored("stored", shard)
+    return shard, True

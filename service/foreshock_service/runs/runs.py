@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
-from sqlalchemy import bindparam, func, or_, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from foreshock import clock, errors, page_addresses
@@ -240,7 +240,7 @@ def get_or_create_run(
         raise RunDeleted(f"the run with key {body.key!r} was deleted: choose another key")
     if not created and body.model_kind is not None and run.declared_model_kind is None:
         run = lock_run(session, principal, run.id)
-        _set_model_kind(session, run, "declared_model_kind", body.model_kind)
+        set_model_kind(session, run, "declared_model_kind", body.model_kind)
     if body.tracker_url not in (None, run.tracker_url):
         run = lock_run(session, principal, run.id)
         run.tracker_url = body.tracker_url
@@ -327,7 +327,7 @@ def update_run(
         events.publish(session, AdviceModeChanged(run_id, "apply" if run.advice_mode == "apply" else "shadow"))
     _publish_levers(session, events, run_id, changes, by_trainer=False)
     if "model_kind" in changes.model_fields_set:
-        _set_model_kind(session, run, "declared_model_kind", changes.model_kind)
+        set_model_kind(session, run, "declared_model_kind", changes.model_kind)
     if "scalar_names" in changes.model_fields_set and run.scalar_names != changes.scalar_names:
         run.scalar_names = changes.scalar_names
         session.flush()
@@ -355,15 +355,6 @@ def note_sign_of_life(session: Session, events: EventBus, run: Run, *, resumed: 
     events.publish(session, TrainerHeard(run.id))
 
 
-def note_upload(run: Run, step: int | None, rollouts: int, tokens: int) -> None:
-    """Note rollouts of a step (None: a newer attempt holds it) in the totals of the run, which is locked."""
-    if step is not None:
-        run.last_step = max(step, run.last_step or 0)
-    run.rollouts += rollouts
-    run.tokens += tokens
-    run.last_shard_at_us = clock.now_us()
-
-
 def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
     """Mark the running runs that gave no sign of life for `stale_seconds`; return how many.
 
@@ -387,12 +378,6 @@ def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
     return for_each_run(database, context.events, run_ids, lambda run_id: database.write(partial(mark, run_id)))
 
 
-def note_derived_model_kind(session: Session, run: Run, model_kind: ModelKind | None) -> None:
-    """Store the model kind of an announced checkpoint; None changes nothing. The run is locked."""
-    if model_kind is not None:
-        _set_model_kind(session, run, "derived_model_kind", model_kind)
-
-
 def delete_run(session: Session, events: EventBus, principal: security.Principal, run_id: str) -> None:
     """Put a tombstone on the run: later calls return 410, and its rows and files are removed in the background."""
     run = lock_run(session, principal, run_id)
@@ -402,7 +387,7 @@ def delete_run(session: Session, events: EventBus, principal: security.Principal
     events.publish(session, RunRemoved(run_id))
 
 
-def _set_model_kind(
+def set_model_kind(
     session: Session,
     run: Run,
     column: Literal["declared_model_kind", "derived_model_kind"],
@@ -418,16 +403,7 @@ def _set_model_kind(
 
 
 def _find_and_lock(session: Session, run_id: str) -> Run | None:
-    return session.scalar(_LOCKED, {"run_id": run_id})
-
-
-# Built once: it is executed several times at each step.
-_LOCKED = (
-    select(Run)
-    .where(Run.id == bindparam("run_id"))
-    .with_for_update(key_share=True)
-    .execution_options(populate_existing=True)
-)
+    return session.get(Run, run_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
 def _find_by_key(session: Session, project: str, key: str) -> Run | None:

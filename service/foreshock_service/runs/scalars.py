@@ -5,12 +5,11 @@ Those of a closed step, and those of a run without rollouts, publish ScalarsLogg
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, Select, bindparam, select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, json_values
@@ -156,52 +155,34 @@ def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
     return preferred(session.execute(query)).get(key.step, {})
 
 
-# Cached: building a statement takes longer than executing it, and these are needed at each step.
-_NAMED = (Scalar.run_id == bindparam("run_id"), Scalar.name.in_(bindparam("names", expanding=True)))
-
-
-@lru_cache(maxsize=256)
-def _values(ranges: int) -> Select[int, str, str, float | None]:
-    query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value)
-    return query.where(*_NAMED, attempts.in_bound_ranges(ranges, Scalar))
-
-
-@lru_cache(maxsize=256)
-def _steps(ranges: int) -> Select[int, int]:
-    query = select(Scalar.step, Scalar.attempt).where(*_NAMED, attempts.in_bound_ranges(ranges, Scalar))
-    return query.distinct().order_by(Scalar.step).limit(bindparam("limit"))
-
-
-def _parameters(
-    run_id: str, names: Sequence[str], ranges: Sequence[attempts.ActiveRange] = (), **others: int
-) -> dict[str, Any]:
-    return {"run_id": run_id, "names": list(names), **attempts.bounds_of(ranges), **others}
-
-
 def scalars_of_active_steps(
     session: Session, run_id: str, names: Sequence[str], first: int, last: int
 ) -> dict[int, dict[str, float]]:
     """Return step → name → finite value, from the preferred source, for active steps `first` ≤ step ≤ `last`."""
     if not names:
         return {}
-    ranges = attempts.ranges_of_run(session, run_id, first, last)
-    return preferred(session.execute(_values(len(ranges)), _parameters(run_id, names, ranges)))
+    query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(*_named(run_id, names))
+    return preferred(session.execute(query.where(attempts.active_rows(session, run_id, Scalar, first, last))))
 
 
 def steps_with_scalars(
     session: Session, run_id: str, names: Sequence[str], after: int, limit: int
 ) -> list[tuple[int, int]]:
     """Return (step, attempt) of the first `limit` active steps beyond `after` that have a scalar of these names."""
-    ranges = attempts.ranges_of_run(session, run_id, after + 1)
-    found = session.execute(_steps(len(ranges)), _parameters(run_id, names, ranges, limit=limit))
-    return [(row[0], row[1]) for row in found]
+    active = attempts.active_rows(session, run_id, Scalar, after + 1)
+    query = select(Scalar.step, Scalar.attempt).where(*_named(run_id, names), active).distinct()
+    return [(row[0], row[1]) for row in session.execute(query.order_by(Scalar.step).limit(limit))]
 
 
 def newest_step_with_scalars(session: Session, run_id: str, attempt: int, names: Sequence[str]) -> int | None:
     """Return the newest step of the attempt that has a scalar of these names; None if none has."""
     # In descending order: the primary key is read from its end, and the first row usually matches.
-    query = select(Scalar.step).where(*_NAMED, Scalar.attempt == attempt)
-    return session.scalar(query.order_by(Scalar.step.desc()).limit(1), _parameters(run_id, names))
+    query = select(Scalar.step).where(*_named(run_id, names), Scalar.attempt == attempt)
+    return session.scalar(query.order_by(Scalar.step.desc()).limit(1))
+
+
+def _named(run_id: str, names: Sequence[str]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return Scalar.run_id == run_id, Scalar.name.in_(names)
 
 
 def preferred(rows: Iterable[Any]) -> dict[Any, dict[str, float]]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
@@ -81,25 +81,14 @@ def check_expected_shards(step: Step, shards: int) -> None:
         )
 
 
-def open_step(session: Session, key: events.StepKey, shards: int) -> Step:
-    """Add a new step that has no shard yet."""
-    now = now_us()
-    step = Step(
-        **key._asdict(),
-        expected_shards=shards,
-        received_shards=0,
-        folded_shards=0,
-        rollouts=0,
-        tokens=0,
-        first_shard_at_us=now,
-        last_shard_at_us=now,
-    )
-    session.add(step)
-    return step
-
-
-def count_shard(step: Step, shard: shard_decoding.MeasuredShard) -> None:
-    """Count a shard that is added in this transaction, in its step. The run is locked."""
+def count_shard(session: Session, key: events.StepKey, shards: int, shard: shard_decoding.MeasuredShard) -> Step:
+    """Count a shard that is added in this transaction in its step, which the first one opens. The run is locked."""
+    now, step = now_us(), find_step(session, key)
+    if step is None:
+        counts = dict.fromkeys(("received_shards", "folded_shards", "rollouts", "tokens"), 0)
+        step = Step(**key._asdict(), **counts, expected_shards=shards, first_shard_at_us=now)
+        session.add(step)
+    check_expected_shards(step, shards)
     step.received_shards += 1
     # The shard's tokens are stored, even if the step was purged before.
     step.tokens_purged_at_us = None
@@ -110,30 +99,13 @@ def count_shard(step: Step, shard: shard_decoding.MeasuredShard) -> None:
         step.full_tokens += shard.tokens if shard.full_tokens is None else shard.full_tokens
     step.rollouts += shard.rollouts
     step.tokens += shard.tokens
-    step.last_shard_at_us = now_us()
+    step.last_shard_at_us = now
+    return step
 
 
 def mark_step(session: Session, key: events.StepKey) -> None:
     """Mark that the run is judged from this step on, which has closed or changed. A superseded step changes nothing."""
     due.mark(session, key.run_id, key.step if attempts.is_active(session, key) else None)
-
-
-# Built once: it is executed at each step. The partial index ix_steps_unfolded has the steps of the first condition.
-_WAITING = (
-    select(Step.run_id, Step.attempt, Step.step)
-    .where(Step.folded_shards < Step.received_shards)
-    .where(
-        (Step.received_shards >= Step.expected_shards)
-        | Step.closed_at_us.is_not(None)
-        | (Step.last_shard_at_us < bindparam("before_us"))
-        | (Step.last_shard_at_us > bindparam("after_us"))
-    )
-    .join(Run, Run.id == Step.run_id)
-    .where(Run.deleted_at_us.is_(None))
-    .order_by(Step.last_shard_at_us)
-)
-# An expression, so that SQLite reads the few rows of the index and not all steps of the run.
-_WAITING_OF_RUN = _WAITING.where(Step.run_id + "" == bindparam("run_id"))
 
 
 def waiting_steps(session: Session, grace_us: int, run_id: str | None = None) -> list[events.StepKey]:
@@ -142,10 +114,15 @@ def waiting_steps(session: Session, grace_us: int, run_id: str | None = None) ->
     Open steps that miss shards are returned only if their last shard arrived more than `grace_us` ago, or so far in the
     future: the clock has been set back since.
     """
-    now = now_us()
-    times = {"before_us": now - grace_us, "after_us": now + grace_us}
-    statement = _WAITING if run_id is None else _WAITING_OF_RUN
-    return [events.StepKey(*row) for row in session.execute(statement, {**times, "run_id": run_id})]
+    now, arrived = now_us(), Step.last_shard_at_us
+    may_fold = (Step.received_shards >= Step.expected_shards) | Step.closed_at_us.is_not(None)
+    # The partial index ix_steps_unfolded has the steps of the first condition. Of a run, an expression, so that SQLite
+    # reads the few rows of the index and not all steps of the run.
+    of_run = () if run_id is None else (Step.run_id + "" == run_id,)
+    unfolded = (Step.folded_shards < Step.received_shards, Run.deleted_at_us.is_(None), *of_run)
+    query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id).where(*unfolded)
+    query = query.where(may_fold | (arrived < now - grace_us) | (arrived > now + grace_us))
+    return [events.StepKey(*row) for row in session.execute(query.order_by(arrived))]
 
 
 def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:

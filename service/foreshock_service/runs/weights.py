@@ -38,7 +38,6 @@ FINDING_STEPS = 200
 _MOST_HISTORY_BYTES = 16 << 20
 """Most bytes of compressed announcements searched for a wrong tensor: 64 of a dense model, 6 of one with 100,000
 tensors."""
-_TRIES = 5
 _TRAINER, _VARIANT, _ENGINE = "trainer", "variant:", "engine:"
 
 
@@ -73,15 +72,11 @@ def _ingest(context: ServiceContext, principal: security.Principal, key: StepKey
     """Store the reports and judge the engines of the step: outside the writer, as it may take seconds."""
     report = context.decoders.run(weights_reports.decode, upload.path)
     context.database.write(partial(_store_reports, principal, key, report))
-    for _ in range(_TRIES):
-        with context.database.read() as session:
-            inputs = _inputs(session, key)
-        if inputs is None:
-            return
+    with context.database.read() as session:
+        inputs = _inputs(session, key)
+    if inputs is not None:
         judged = _judge(context, key, inputs)
-        if context.database.write(partial(_store_verdicts, context.events, principal, key, inputs.stamp, judged)):
-            return
-    # Each of the reports that kept arriving is judged by the request that brought it.
+        context.database.write(partial(_store_verdicts, context.events, principal, key, inputs.stamp, judged))
 
 
 @router.get("/weights")
@@ -159,16 +154,16 @@ def _store_verdicts(
     stamp: Stamp,
     judged: Mapping[str, weights_reports.Judged],
     session: Session,
-) -> bool:
+) -> None:
     """Store the verdicts on the engines of a step, and how many hold other weights, as scalars.
 
-    False if a report arrived since they were read: its request judges them again.
+    Stores nothing if a report arrived since they were read: its request judges them again.
     """
     runs.lock_run(session, principal, key.run_id)
     table = WeightsReport
     query = select(table.holder, table.received_at_us).filter_by(**key._asdict())
     if {(holder, at_us) for holder, at_us in session.execute(query)} != stamp:
-        return False
+        return
     of_step = [getattr(table, name) == value for name, value in key._asdict().items()]
     was_wrong = session.scalar(select(table.holder).where(*of_step, table.is_right.is_(False)).limit(1)) is not None
     for name, each in judged.items():
@@ -183,7 +178,6 @@ def _store_verdicts(
     session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
     counts: dict[str, float | None] = {ENGINES_OFF: float(off), "notary/engines": float(len(judged))}
     scalars.store_scalars(session, events, principal, key, scalars.ScalarsPut(source="notary", values=counts))
-    return True
 
 
 def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[WeightsRecord]:

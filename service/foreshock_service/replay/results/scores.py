@@ -88,26 +88,26 @@ def _store(asked: AskedLease, key: tuple[str, str], upload: uploads.Upload) -> U
     """
     context = asked.context
 
-    def stored(session: Session, job: ProbeJob) -> UploadReceipt | None:
+    def stored(session: Session, job: ProbeJob) -> ScoreFile | None:
         row = session.get(ScoreFile, (job.id, asked.token, *key))
         if row is not None and row.digest != upload.digest:
             raise ResultConflict(f"{key[0]} has other bytes stored ({row.digest}): they are immutable")
-        return None if row is None else _receipt(row, "duplicate")
+        return row
 
     with context.database.read() as session:
         lease, job, probe = asked.find(session)
         if (known := stored(session, job)) is not None:
-            return known
+            return _receipt(known, "duplicate")
         asked.check_held(lease, job)
         pinned = service.rollouts_of_probe(context, session, probe)
     file = tokens.score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
     made = _check(context, upload, pinned, str(probe.checkpoint["digest"]), file)
 
-    def commit(session: Session) -> UploadReceipt:
+    def commit(session: Session) -> tuple[ScoreFile, bool]:
         """Add the catalogue row, unless this or another upload of the score was committed meanwhile."""
         _, job, _ = asked.hold(session)
         if (known := stored(session, job)) is not None:
-            return known
+            return known, False
         removal.check_not_taken(session, [file])
         row = ScoreFile(
             job_id=job.id,
@@ -123,9 +123,10 @@ def _store(asked: AskedLease, key: tuple[str, str], upload: uploads.Upload) -> U
             fingerprint=made.to_dict(),
         )
         session.add(row)
-        return _receipt(row, "stored")
+        return row, True
 
-    return uploads.commit_file(context.database, context.store, file, commit)
+    row, is_new = uploads.commit_file(context.database, context.store, file, commit)
+    return _receipt(row, "stored" if is_new else "duplicate")
 
 
 def _receipt(row: ScoreFile, state: Literal["stored", "duplicate"]) -> UploadReceipt:
