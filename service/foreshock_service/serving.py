@@ -169,7 +169,6 @@ def application() -> FastAPI:
     from foreshock_service.app import create_app
 
     process.end_with_parent()
-    process.spare_pandas()
     made = create_app(load_settings())
     process.spare_collections()
     gc.enable()
@@ -177,7 +176,6 @@ def application() -> FastAPI:
 
 
 def check_processes(settings: Settings) -> None:
-    """Raise ConfigurationError if several processes would write to one SQLite file."""
     if settings.processes > 1 and engine.parse_database_url(settings.database_url).get_backend_name() == "sqlite":
         raise ConfigurationError(
             f"FORESHOCK_PROCESSES={settings.processes} needs PostgreSQL (FORESHOCK_DATABASE_URL=postgresql://…): "

@@ -37,7 +37,6 @@ def create(name: str, project: str | None, scopes: Sequence[str], expires_days: 
 
 
 def show() -> None:
-    """Print every key."""
     with _database() as database, database.read() as session:
         for key in session.scalars(select(ApiKey).order_by(ApiKey.created_at_us, ApiKey.id)):
             used = "never used" if key.last_used_at_us is None else f"used {_time(key.last_used_at_us)}"

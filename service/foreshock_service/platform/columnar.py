@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -43,12 +42,10 @@ class ColumnTable:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
         return len(next(iter(self.columns.values())))
 
     @property
     def num_values(self) -> int:
-        """Number of values: rows × columns."""
         return self.num_rows * len(self.columns)
 
     def rows(self, chosen: NDArray[Any]) -> ColumnTable:
@@ -56,7 +53,6 @@ class ColumnTable:
         return ColumnTable({name: column[chosen] for name, column in self.columns.items()})
 
     def joined_with(self, other: ColumnTable) -> ColumnTable:
-        """Return the rows of both tables, which have the same columns."""
         return ColumnTable(
             {name: np.concatenate([column, other.columns[name]]) for name, column in self.columns.items()}
         )
@@ -68,11 +64,9 @@ class ColumnTable:
         return self.rows(np.lexsort(keys))
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return a column."""
         return self.columns[name]
 
     def strings(self, name: str) -> list[str]:
-        """Return a column of labels."""
         labels: list[str] = self.columns[name].tolist()
         return labels
 
@@ -88,7 +82,6 @@ class ColumnTable:
 
 
 def floats_or_none(values: NDArray[np.floating[Any]]) -> list[float | None]:
-    """Return the values as Python floats, None for those that are not finite."""
     return [value if finite else None for value, finite in zip(values.tolist(), np.isfinite(values), strict=True)]
 
 
@@ -103,10 +96,12 @@ def read_columns(
     row_type = np.dtype([(name, _DTYPES[kind]) for name, kind in kinds.items() if name not in constants])
     blocks = [np.empty(0, row_type)]
     rows = 0
-    for block in _blocks(session, query.limit(most_values // len(kinds) + 1)):
+    # In parts: psycopg otherwise loads the whole result into memory.
+    query = query.limit(most_values // len(kinds) + 1).execution_options(yield_per=_BLOCK_ROWS)
+    for block in session.execute(query).partitions():
         rows += len(block)
         check_rows(rows, len(kinds), most_values)
-        blocks.append(np.fromiter(block, row_type, len(block)))
+        blocks.append(np.fromiter(map(tuple, block), row_type, len(block)))
     whole = np.concatenate(blocks)
     return ColumnTable(
         {name: np.full(rows, constants[name], np.object_) if name in constants else whole[name] for name in kinds}
@@ -128,26 +123,11 @@ def check_rows(rows: int, columns: int, most_values: int) -> None:
 
 
 def check_answer(table: ColumnTable, most_values: int) -> None:
-    """Raise AnswerTooLarge if the answer has more than `most_values` values."""
     if table.num_values > most_values:
         raise AnswerTooLarge(
             f"the answer has {table.num_values:,} values, more than the {most_values:,} of FORESHOCK_MAX_ANSWER_VALUES:"
             " ask for fewer names, a shorter range (from_step, to_step) or fewer max_points"
         )
-
-
-def _blocks(session: Session, query: Select[Any]) -> Iterator[Sequence[tuple[Any, ...]]]:
-    connection = session.connection()
-    if connection.dialect.name == "sqlite":
-        with closing(connection.execute(query)) as result:
-            # Rows of the driver: SQLAlchemy's rows take three times as long, and no column needs a conversion.
-            while block := result.cursor.fetchmany(_BLOCK_ROWS):
-                yield block
-    else:
-        # Streamed, because psycopg otherwise loads the whole result into memory.
-        with closing(connection.execute(query, execution_options={"stream_results": True})) as result:
-            while block := result.fetchmany(_BLOCK_ROWS):
-                yield [tuple(row) for row in block]
 
 
 def keep_extremes(table: ColumnTable, curves: Sequence[str], measures: Sequence[str], max_points: int) -> ColumnTable:
@@ -204,23 +184,16 @@ FORMATS: dict[int | str, dict[str, Any]] = {
 
 
 def choose_format(accept: str | None, name: FormatName | None = None) -> str:
-    """Return the media type of `format=`, else the one with the highest q in Accept, JSON on ties.
-
-    Raises NotAcceptable if Accept names none of them.
-    """
+    """Return the media type of `format=`, else the first of MEDIA_TYPES in Accept. Raises NotAcceptable without any."""
     if name is not None:
         return MEDIA_TYPES[name]
-    accept = accept or "*/*"
-    best, best_quality = "", 0.0
+    accepted = {each.partition(";")[0].strip() for each in (accept or "*/*").lower().split(",")}
     for offered in MEDIA_TYPES.values():
-        quality = _quality(accept, offered)
-        if quality > best_quality:
-            best, best_quality = offered, quality
-    if not best:
-        raise problem.NotAcceptable(
-            f"the Accept header matches no available media type; available: {', '.join(MEDIA_TYPES.values())}"
-        )
-    return best
+        if accepted & {offered, offered.partition("/")[0] + "/*", "*/*"}:
+            return offered
+    raise problem.NotAcceptable(
+        f"the Accept header matches no available media type; available: {', '.join(MEDIA_TYPES.values())}"
+    )
 
 
 def columnar_response(request: Request, body: bytes, media_type: str) -> Response:
@@ -274,12 +247,3 @@ def _arrow(column: Column) -> pa.Array:
     if column.dtype.kind == "f":
         return pa.array(column, mask=~np.isfinite(column))
     return pa.array(column, pa.string() if column.dtype.kind == "O" else None)
-
-
-def _quality(accept: str, media_type: str) -> float:
-    """Return the q of the most specific range that matches the type, 0 if none does."""
-    found = (0, 0.0)
-    for name, quality in compression.qualities(accept if accept.strip() else "*/*"):
-        if name in ("*/*", media_type, media_type.partition("/")[0] + "/*"):
-            found = max(found, (3 - name.count("*"), quality))
-    return found[1]

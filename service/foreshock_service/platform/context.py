@@ -39,7 +39,6 @@ class EventBus:
         self._handlers[event_type].append(handler)
 
     def publish(self, session: Session, event: object) -> None:
-        """Call the handlers of this event's type, one after the other; raises what a handler raises."""
         for handler in self._handlers.get(type(event), ()):
             handler(session, event)
 
@@ -81,7 +80,6 @@ class ServiceContext:
 
 
 async def context_of(request: Request) -> ServiceContext:
-    """Return the context of the application that serves this request."""
     # A coroutine, because FastAPI runs plain functions in a thread.
     return cast(ServiceContext, request.app.state.context)
 

@@ -37,14 +37,12 @@ def check_room(folders: Sequence[Path]) -> None:
 
 
 def free_reserve(settings: Settings) -> None:
-    """Delete the reserve file of a SQLite database if its disk is full."""
     reserve = _reserve(settings)
     if reserve is not None and reserve.exists() and _free_and_kept(reserve.parent)[0] < _NEEDED_TO_OPEN:
         reserve.unlink()
 
 
 def make_reserve(settings: Settings) -> None:
-    """Make the reserve file of a SQLite database if its disk has room."""
     reserve = _reserve(settings)
     if reserve is None or reserve.exists():
         return

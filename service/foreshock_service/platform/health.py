@@ -63,7 +63,6 @@ class ServiceMetrics:
             self.loop_delays.append(max(0.0, time.perf_counter() - begin - _LOOK_SECONDS))
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics."""
         context = self.context
         # Waiting included; 0 without any.
         writes = list(context.database.write_seconds) or [0.0]
@@ -91,7 +90,6 @@ class ServiceMetrics:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0 if /proc does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

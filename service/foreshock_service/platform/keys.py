@@ -30,7 +30,6 @@ class KeyUses:
         self._written: dict[str, int] = {}
 
     def note(self, key_id: str) -> None:
-        """Note that the key was used now."""
         self._noted[key_id] = now_us()
 
     def write(self, database: Database) -> None:

@@ -33,7 +33,6 @@ Event = MutableMapping[str, Any]
 
 
 def current_request_id() -> str | None:
-    """Return the id of the current request; None outside a request."""
     found: str | None = contextvars.get_contextvars().get("request_id")
     return found
 

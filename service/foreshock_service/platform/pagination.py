@@ -35,7 +35,6 @@ class Page(BaseModel, Generic[Item]):
 
 
 def encode_cursor(key: CursorKey) -> str:
-    """Return the cursor that continues after `key`."""
     return base64.urlsafe_b64encode(json.dumps(list(key)).encode()).decode().rstrip("=")
 
 

@@ -80,7 +80,6 @@ def at_most(count: int) -> BeforeValidator:
 
 
 def check_step_range(from_step: int, to_step: int) -> None:
-    """Raise InvalidRequest unless `from_step` ≤ `to_step`."""
     if from_step > to_step:
         raise InvalidRequest(f"query.from_step: {from_step} is beyond to_step {to_step}")
 

@@ -89,7 +89,6 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
 
     def document(self) -> ProblemDocument:
-        """Return the problem document that is sent."""
         return ProblemDocument(
             type=PROBLEM_TYPE_PREFIX + self.problem_type,
             title=self.problem_type.replace("-", " ").capitalize(),
@@ -163,7 +162,6 @@ class InternalError(ProblemError, status=500, problem_type="internal"):
 
 
 def problem_response(error: ProblemError) -> JSONResponse:
-    """Return the error as an `application/problem+json` response."""
     return JSONResponse(
         error.document().model_dump(exclude_none=True),
         status_code=error.status,
@@ -261,7 +259,6 @@ def storage_problem(error: OSError) -> ProblemError | None:
 
 
 def database_problem(error: Exception) -> ProblemError:
-    """Return the problem for an error of the database."""
     if "database or disk is full" in str(error):
         return StorageFull("the database is full: nothing was stored; free space or extend it", headers=_RETRY_AFTER)
     if isinstance(error, exc.TimeoutError):

@@ -3,15 +3,12 @@
 import gc
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing import connection, parent_process
 from types import FrameType
 from typing import Any
-
-import pyarrow as pa
 
 # Ctrl+C reaches a process twice, from the terminal and from its supervisor: within this time both count as one.
 _SAME_WISH_SECONDS = 1.0
@@ -69,25 +66,3 @@ def spare_collections() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, _COLLECTIONS, _COLLECTIONS)
-
-
-class _WithoutPandas:
-    """Import hook that refuses pandas."""
-
-    def find_spec(self, name: str, *_: Any) -> None:
-        """Raise ModuleNotFoundError for pandas; leave other modules to the next finder."""
-        if name == "pandas":
-            raise ModuleNotFoundError("No module named 'pandas'", name=name)
-
-
-def spare_pandas() -> None:
-    """Make Arrow's first array without importing pandas, which takes up to a second of CPU time and 50 MB.
-
-    Nothing in the service uses pandas. Later imports of pandas still work.
-    """
-    refusing = _WithoutPandas()
-    sys.meta_path.insert(0, refusing)
-    try:
-        pa.array([0])
-    finally:
-        sys.meta_path.remove(refusing)

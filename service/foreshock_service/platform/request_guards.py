@@ -65,12 +65,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
 
     def on_message_begin(self) -> None:
-        """Begin to count."""
         self._counted = 0
         super().on_message_begin()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of a body, which the request guard counts."""
         self._counted = 0
         super().on_body(body)
 
@@ -191,7 +189,6 @@ class RequestGuard:
         self._authenticate = authenticate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request, or answer with a problem document."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -265,7 +262,6 @@ class RequestIds:
         self._logs = log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request under its id."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -70,15 +70,12 @@ class Principal:
 
     @property
     def actor(self) -> str:
-        """Its name in the log of changes."""
         return self.key_id or self.without_key
 
     def may(self, scope: Scope) -> bool:
-        """Return True if the principal has the scope or `admin`."""
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
     def sees(self, project: str) -> bool:
-        """Return True if this principal may see runs of the project."""
         return self.project is None or self.project == project
 
     def projects(self, asked: str | None) -> tuple[str, ...]:
@@ -91,7 +88,6 @@ SERVICE = replace(UNRESTRICTED, without_key="service")
 
 
 def operator() -> Principal:
-    """Return the operator who runs this process at the console."""
     return replace(UNRESTRICTED, without_key=f"console:{getpass.getuser()}")
 
 
@@ -144,14 +140,12 @@ def find_key_by_secret(session: Session, secret: str) -> ApiKey | None:
 
 
 def was_ever_a_secret(session: Session, secret: str) -> bool:
-    """Return whether a key has or had this secret, valid or not."""
     secret_hash = hash_secret(secret)
     known = session.scalar(select(ApiKey.id).where(ApiKey.secret_hash == secret_hash))
     return known is not None or session.get(RetiredSecret, secret_hash) is not None
 
 
 def is_valid(key: ApiKey) -> bool:
-    """Return whether the key is neither revoked nor expired."""
     return key.revoked_at_us is None and (key.expires_at_us is None or now_us() < key.expires_at_us)
 
 
@@ -223,7 +217,6 @@ def end_session(database: Database, secret: bytes, cookie: str) -> None:
 
 
 def form_token(secret: bytes, cookie: str) -> str:
-    """Return the CSRF token of the forms that a session shows."""
     return _forms(secret).get_signature(cookie).decode()
 
 
@@ -252,7 +245,6 @@ def require(scope: Scope) -> Callable[..., Principal]:
 
 
 def check_scope(principal: Principal, needed: Scope) -> None:
-    """Raise ScopeMissing unless the principal has the scope."""
     if not principal.may(needed):
         raise ScopeMissing(f"this key lacks the scope `{needed}`")
 

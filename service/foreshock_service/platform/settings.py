@@ -58,7 +58,6 @@ class NotificationTarget(BaseModel):
 
     @property
     def is_alertmanager(self) -> bool:
-        """True for an Alertmanager, False for a target of Apprise."""
         return self.url.get_secret_value().partition("://")[0] in ALERTMANAGER_SCHEMES
 
     @property
@@ -69,7 +68,6 @@ class NotificationTarget(BaseModel):
 
     @property
     def tells_resolved(self) -> bool:
-        """True if the end of an alert is sent."""
         return self.resolved or self.is_alertmanager
 
 
@@ -224,7 +222,6 @@ class Settings(BaseSettings):
 
     @property
     def page_root(self) -> str:
-        """The address of the pages, without a slash at its end."""
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
     def printable(self) -> dict[str, str]:
@@ -239,7 +236,6 @@ class Settings(BaseSettings):
         return {f"FORESHOCK_{name.upper()}": value for name, value in shown.items()}
 
     def secrets(self) -> set[str]:
-        """Return every secret among the settings, for masking."""
         named = [getattr(self, name) for name in _SECRETS]
         named += [secret for target in self.notifications for secret in (target.url, target.token)]
         found = {secret.get_secret_value() for secret in named if secret is not None}
@@ -248,7 +244,6 @@ class Settings(BaseSettings):
 
     @property
     def store_is_folder(self) -> bool:
-        """Return whether the tokens are in a folder, not in an S3-compatible store."""
         return not self.store_url.startswith("s3://")
 
     @property
@@ -265,12 +260,10 @@ class Settings(BaseSettings):
 
     @property
     def connections_per_process(self) -> int:
-        """Number of database connections that each process may open."""
         return max(1, self.database_connections // self.processes)
 
     @property
     def binds_loopback_only(self) -> bool:
-        """Return True if only this machine can reach the address that the service binds."""
         return is_loopback(self.host)
 
     @property

@@ -145,7 +145,6 @@ async def received_upload(
 
 
 def _check_kept(upload: Upload) -> None:
-    """Raise OSError unless the upload's file holds the bytes that were received."""
     with upload.path.open("rb") as file:
         digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()

@@ -103,7 +103,6 @@ def read_certificate(certificate: Identifier, context: Context, principal: secur
 
 
 def certificate_named(session: Session, principal: security.Principal, certificate_id: str) -> Certificate:
-    """Return a certificate. Raises CertificateNotFound."""
     return parse(Certificate, _find(session, principal, certificate_id).document)
 
 

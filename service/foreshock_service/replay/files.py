@@ -87,7 +87,6 @@ def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
 
 
 def write_rollouts(pinned: PinnedRollouts, target: Path) -> None:
-    """Write the pinned rollouts as one Parquet file."""
     target.write_bytes(rollouts.encode_rollouts(read_rollouts(pinned)))
 
 
@@ -107,7 +106,6 @@ class StoredScore:
 
     @property
     def environment(self) -> environment.Environment:
-        """The environment that made it."""
         return environment_of(self.fingerprint)
 
 

@@ -291,12 +291,10 @@ def fingerprints_of_attempts(session: Session, run_id: str, attempts: Collection
 
 
 def find_attempt(session: Session, run_id: str, attempt: int) -> Attempt | None:
-    """Return the attempt with this number; None if there is none."""
     return session.scalar(select(Attempt).where(Attempt.run_id == run_id, Attempt.attempt == attempt))
 
 
 def check_attempt(session: Session, run_id: str, attempt: int) -> None:
-    """Raise AttemptNotFound if the run has no such attempt."""
     if all(each.attempt != attempt for each in attempts_of_run(session, run_id)):
         raise AttemptNotFound(f"the run has no attempt {attempt}: create it with POST /v1/runs/{run_id}/attempts")
 

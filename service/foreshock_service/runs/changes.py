@@ -118,7 +118,6 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
 
 
 def changes_at(session: Session, run_id: str, step: int) -> list[ChangeRecord]:
-    """Return the changes at an active step."""
     return [each for each in _changes(session, run_id) if each.step == step]
 
 

@@ -115,12 +115,10 @@ def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
 
 
 def has_measurement(session: Session, key: events.StepKey, comparison: str) -> bool:
-    """Return whether the step has statistics of this comparison, of any version."""
     return session.get(tables.MeasurementStatistics, (*key, comparison)) is not None
 
 
 def is_out_of_date(session: Session, key: events.StepKey) -> bool:
-    """Return whether statistics of the step are of another version than this release's."""
     versions = session.scalars(select(tables.MeasurementStatistics.statistics_version).filter_by(**key._asdict()))
     return any(version != STATISTICS_VERSION for version in versions)
 
@@ -136,7 +134,6 @@ def is_run_out_of_date(session: Session, run_id: str) -> bool:
 def read_statistics(
     session: Session, key: events.StepKey, comparison: str
 ) -> comparison_statistics.ComparisonStatistics:
-    """Return the folded statistics of a comparison at a step; raises as `stored_statistics`."""
     found = stored_statistics(session, key, comparison)
     return comparison_statistics.ComparisonStatistics.from_bytes(found.statistics)
 

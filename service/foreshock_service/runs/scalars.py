@@ -145,7 +145,6 @@ def store_scalars(
 
 
 def names_of_run(session: Session, run_id: str) -> Sequence[str]:
-    """Return the name of every scalar of a run, in order."""
     return session.scalars(select(Scalar.name).where(Scalar.run_id == run_id).distinct().order_by(Scalar.name)).all()
 
 

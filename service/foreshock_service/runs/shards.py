@@ -50,12 +50,10 @@ class StoredPart(ShardPart):
 
 
 def find_shard(session: Session, key: events.StepKey, shard: int) -> Shard | None:
-    """Return the catalogue row of a shard; None if it was not uploaded."""
     return session.get(Shard, (*key, shard))
 
 
 def shards_of_step(session: Session, key: events.StepKey) -> Sequence[Shard]:
-    """Return the catalogue rows of a step's shards, in order."""
     return session.scalars(select(Shard).filter_by(**key._asdict()).order_by(Shard.shard)).all()
 
 
@@ -186,13 +184,11 @@ def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, aga
 
 
 def mark_closed(step: Step) -> None:
-    """Mark the step as closed, with all received shards folded."""
     step.closed_at_us = step.closed_at_us or now_us()
     step.folded_shards = step.received_shards
 
 
 def grace_us(context: ServiceContext) -> int:
-    """Return how long a step waits for its other shards, in microseconds."""
     return int(context.settings.step_grace_seconds * 1e6)
 
 

@@ -63,12 +63,10 @@ def _record(step: Step) -> StepRecord:
 
 
 def find_step(session: Session, key: events.StepKey) -> Step | None:
-    """Return the step; None if no shard of it was uploaded."""
     return session.get(Step, tuple(key))
 
 
 def is_closed(session: Session, key: events.StepKey) -> bool:
-    """Return whether the step exists and is closed."""
     return session.scalar(select(Step.closed_at_us).filter_by(**key._asdict())) is not None
 
 
@@ -150,7 +148,6 @@ def silent_ranks(session: Session, closed: Sequence[Step]) -> tuple[int, ...]:
 
 
 def count_closed(session: Session, run_id: str, attempt: int) -> int:
-    """Return the number of active closed steps of an attempt."""
     active = attempts.active_rows(session, run_id, Step)
     of_attempt = (Step.run_id == run_id, Step.attempt == attempt, Step.closed_at_us.is_not(None), active)
     return session.scalar(select(func.count()).where(*of_attempt)) or 0
@@ -199,7 +196,6 @@ def incomplete_step(step: Step | None) -> IncompleteStep | None:
 
 
 def with_shards(session: Session, key: events.StepKey, answer: Answer) -> Answer:
-    """Return the answer with a note of the shards that its step lacks."""
     return replace(answer, incomplete=incomplete_step(find_step(session, key)))
 
 

@@ -219,7 +219,6 @@ def find_tokens(context: ServiceContext, principal: security.Principal, query: T
 
 
 def rollout_not_found(key: events.StepKey, sample_id: str, coverage: runs.Coverage) -> RolloutNotFound:
-    """Return the error that names the step, the rollout, and the rollouts that were searched."""
     among = "" if coverage.rests_on == "all tokens" else f" among the {coverage.text} that are stored in full"
     return RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}{among}")
 

@@ -64,12 +64,10 @@ def decode(path: Path) -> Report:
 
 
 def packed(value: Any) -> bytes:
-    """Return a document as compressed JSON."""
     return zstd.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def unpacked(data: bytes) -> Any:
-    """Return the document of `packed`."""
     return json.loads(zstd.decompress(data))
 
 

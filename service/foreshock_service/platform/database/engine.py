@@ -167,12 +167,10 @@ def database_now_us(session: Session) -> int:
 
 
 def is_retryable(error: Exception) -> bool:
-    """Return True if PostgreSQL aborted a transaction (deadlock, serialization failure) that can be run again."""
     return isinstance(error, OperationalError) and getattr(error.orig, "sqlstate", None) in _RETRYABLE
 
 
 def table_of(target: type[Base] | Table) -> Table:
-    """Return the Table of a mapped class, or the Table itself."""
     return target if isinstance(target, Table) else cast(Table, target.__table__)
 
 
@@ -187,7 +185,6 @@ def _upsert(dialect: str, table: Table, columns: tuple[str, ...], key: tuple[str
 
 
 def insert_for(session: Session, table: Table) -> Any:
-    """Return an INSERT that can have an ON CONFLICT clause."""
     return _insert(session.get_bind().dialect.name, table)
 
 

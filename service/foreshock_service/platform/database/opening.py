@@ -98,18 +98,15 @@ def upgrade(database_url: str) -> None:
 
 
 def _missing_measures(connection: Connection) -> list[str]:
-    """Return the measures that have no column yet."""
     found = {column["name"] for column in inspect(connection).get_columns("measurements")}
     return [measure.column for measure in MEASURES if measure.column not in found]
 
 
 def current_revision(connection: Connection) -> str | None:
-    """Return the revision of the database; None if it was never migrated."""
     return MigrationContext.configure(connection).get_current_revision()
 
 
 def newest_revision() -> str | None:
-    """Return the revision that this release requires."""
     return ScriptDirectory(str(MIGRATIONS)).get_current_head()
 
 
@@ -235,7 +232,6 @@ def _check_empty(connection: Connection, database_url: str) -> None:
 
 
 def is_missing(database_url: str) -> bool:
-    """Return True if the URL names a SQLite file that does not exist."""
     url = parse_database_url(database_url)
     return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
 

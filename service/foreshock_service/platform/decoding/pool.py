@@ -1,4 +1,4 @@
-"""The pool of decoders: spawned processes with limits on memory and time, replaced after a crash or a number of tasks.
+"""The pool of decoders: spawned processes with limits on memory and time, replaced after a crash or when it has grown.
 
 Each decoder is an executor of one process, so that a body that breaks its decoder affects no other upload. If a decoder
 dies (out of memory, out of time, a crash in native code), its body is tried once more in a new process. If that dies
@@ -37,9 +37,6 @@ Place = TypeVar("Place")
 decoding_key: ContextVar[str | None] = ContextVar("decoding_key", default=None)
 """The key of the upload that this code serves; None: the service's own work."""
 
-RECYCLE_AFTER = 10_000
-"""Tasks after which a decoder is replaced. A start takes about 1.5 s of CPU time: 0.15 ms per shard."""
-
 # A start fails if the process is killed, for example by the kernel when memory runs out.
 _FIRST_RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 60.0
@@ -72,7 +69,7 @@ class _Decoder:
         self._settings = settings
         self._preload = tuple(preload)
         self._executor: ProcessPoolExecutor | None = None
-        self._tasks = self._grown = 0
+        self._grown = 0
         self._token_pass = ""
 
     def start(self) -> str:
@@ -83,7 +80,7 @@ class _Decoder:
             spawning = multiprocessing.get_context("spawn")
             arguments = (self._settings.token_pass, self._preload)
             self._executor = ProcessPoolExecutor(1, spawning, worker.prepare_process, arguments)
-            self._tasks = self._grown = 0
+            self._grown = 0
         if not self._token_pass:
             self._token_pass = self._executor.submit(worker.report_token_pass).result()
         return self._token_pass
@@ -94,7 +91,6 @@ class _Decoder:
         try:
             self.start()
             assert self._executor is not None
-            self._tasks += 1
             try:
                 result, grown = self._executor.submit(
                     worker.run_task, settings.decode_timeout_seconds, settings.decode_memory_bytes, task
@@ -103,7 +99,7 @@ class _Decoder:
                 return result
             finally:
                 # Memory that native libraries keep or leak is freed with the process.
-                if self._tasks >= RECYCLE_AFTER or self._grown > settings.decode_memory_bytes // 2:
+                if self._grown > settings.decode_memory_bytes // 2:
                     self.stop()
         except BrokenProcessPool:
             self.stop()
@@ -207,7 +203,6 @@ class DecoderPool:
 
     @property
     def is_warm(self) -> bool:
-        """Return True if the decoders have started."""
         return self.state == "ok"
 
     def warm_up(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from foreshock.installing import install_command
 from foreshock.measures.passes import compiled
 from foreshock.rollouts import DecodeLimits
-from foreshock_service.platform.process import end_with_parent, spare_collections, spare_pandas
+from foreshock_service.platform.process import end_with_parent, spare_collections
 
 if TYPE_CHECKING:
     from foreshock_service.platform.settings import Settings
@@ -61,7 +61,6 @@ def prepare_process(token_pass: str, preload: Sequence[str]) -> None:
     # First, because the rest may take a minute.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    spare_pandas()
     import pyarrow as pa
 
     for module in preload:
@@ -74,7 +73,6 @@ def prepare_process(token_pass: str, preload: Sequence[str]) -> None:
 
 
 def report_token_pass() -> str:
-    """Return the pass of this process, once it is prepared."""
     return _token_pass
 
 

@@ -54,30 +54,39 @@ def remove_due_files(database: Database, store: TokenStore) -> int:
     A file that cannot be removed is tried again after an hour. The others are removed; then the first error is raised.
     """
     removed, size, errors = 0, 0, list[OSError]()
-    while removed < _FILES_PER_ROUND and len(errors) < _FAILURES_PER_ROUND:
-        with database.read() as session:
-            query = select(FileRemoval).where(FileRemoval.due_at_us <= now_us())
-            due = session.scalars(query.order_by(FileRemoval.due_at_us).limit(_FILES_AT_ONCE)).all()
+    with database.read() as session:
+        query = select(FileRemoval).where(FileRemoval.due_at_us <= now_us())
+        due = session.scalars(query.order_by(FileRemoval.due_at_us, FileRemoval.file).limit(_FILES_PER_ROUND)).all()
+    for start in range(0, len(due), _FILES_AT_ONCE):
         gone: list[FileRemoval] = []
         left: list[str] = []
-        for each in due:
-            try:
-                store.remove(each.file)
-            except OSError as error:
-                _logger.warning("%s cannot be removed: %s", each.file, error)
-                errors.append(error)
-                left.append(each.file)
-                if len(errors) == _FAILURES_PER_ROUND:
-                    break
-            else:
+        for each in due[start : start + _FILES_AT_ONCE]:
+            if len(errors) == _FAILURES_PER_ROUND:
+                break
+            if _is_removed(store, each.file, errors):
                 gone.append(each)
-        if due:
+            else:
+                left.append(each.file)
+        if gone or left:
             database.write(partial(_settle, [each.file for each in gone], left))
         removed, size = removed + len(gone), size + sum(each.file_bytes for each in gone)
-        if len(due) < _FILES_AT_ONCE:
-            break
+    return _report("of deleted runs and purged steps", removed, size, errors)
+
+
+def _is_removed(store: TokenStore, name: str, errors: list[OSError]) -> bool:
+    try:
+        store.remove(name)
+    except OSError as error:
+        _logger.warning("%s cannot be removed: %s", name, error)
+        errors.append(error)
+        return False
+    return True
+
+
+def _report(which: str, removed: int, size: int, errors: Sequence[OSError]) -> int:
+    """Log the removed files and return their number; raises the first error."""
     if removed:
-        _logger.info("removed %d files of %.1f MB of deleted runs and purged steps", removed, size / 1e6)
+        _logger.info("removed %d files of %.1f MB %s", removed, size / 1e6, which)
     if errors:
         raise errors[0]
     return removed
@@ -118,19 +127,9 @@ def remove_orphans(
     for file in find_orphans(store, database, grace_seconds):
         if not go_on() or len(errors) == _FAILURES_PER_ROUND:
             break
-        if take_orphan(database, file):
-            try:
-                store.remove(file.name)
-            except OSError as error:
-                _logger.warning("the orphan %s cannot be removed: %s", file.name, error)
-                errors.append(error)
-            else:
-                removed, size = removed + 1, size + file.size
-    if removed:
-        _logger.info("removed %d files of %.1f MB that no catalogue row names", removed, size / 1e6)
-    if errors:
-        raise errors[0]
-    return removed
+        if take_orphan(database, file) and _is_removed(store, file.name, errors):
+            removed, size = removed + 1, size + file.size
+    return _report("that no catalogue row names", removed, size, errors)
 
 
 def take_orphan(database: Database, file: ListedFile) -> bool:

@@ -52,12 +52,10 @@ class FileName:
 
 
 def shard_file_name(run_id: str, attempt: int, step: int, shard: int, digest: str) -> str:
-    """Return a new name for a shard's tokens."""
     return _new_name(run_id, attempt, step, f"{shard:05d}", digest)
 
 
 def score_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: str) -> str:
-    """Return a new name for scores of a job."""
     return _new_name(run_id, attempt, step, f"scores/{job_id}", digest)
 
 
@@ -127,15 +125,12 @@ class LocalFile:
     path: Path
 
     def read_bytes(self) -> bytes:
-        """Return the whole file."""
         return self.path.read_bytes()
 
     def open(self) -> BinaryIO:
-        """Open the file for reading parts of it."""
         return self.path.open("rb")
 
     def exists(self) -> bool:
-        """Return whether the file is in the store."""
         return self.path.exists()
 
 

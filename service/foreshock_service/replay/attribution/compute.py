@@ -138,12 +138,10 @@ def _environment_links(
 
 
 def environment_record(environment: Environment) -> EnvironmentRecord:
-    """Return an environment as a document names it."""
     return from_attributes(EnvironmentRecord, environment, words=environment.describe())
 
 
 def logged_scores(batch: RolloutBatch) -> dict[str, Values]:
-    """Return the scores that the run logged, [T]."""
     logged = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs}
     return {name: values for name, values in logged.items() if values is not None}
 

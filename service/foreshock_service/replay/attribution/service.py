@@ -295,7 +295,6 @@ def _document_of(
     scores: Sequence[answers.ScoreSourceRecord],
     computed_at_us: int,
 ) -> answers.AttributionDocument:
-    """Return the document of a step."""
     floors, branch = {floor.scorer: floor.k3_kl for floor in result.floors}, found.side_branch
 
     def with_excess(links: Iterable[answers.LinkRecord]) -> tuple[answers.LinkRecord, ...]:

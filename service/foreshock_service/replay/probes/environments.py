@@ -30,7 +30,6 @@ class WantedEnvironment:
     is_required: bool = False
 
     def best_of(self, offered: Collection[str]) -> str | None:
-        """Return the best of the offered environments; None if none of them is wanted."""
         return next((name for name in self.names if name in offered), None)
 
     def accepts(self, offered: Collection[str]) -> bool:

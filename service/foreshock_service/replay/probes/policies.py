@@ -43,7 +43,6 @@ class ProbePolicyBody(BaseModel):
 
     @property
     def is_on(self) -> bool:
-        """Whether it probes any step."""
         return self.every_steps is not None or self.on_alerts
 
 

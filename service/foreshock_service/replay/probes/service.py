@@ -390,7 +390,6 @@ def end_jobs(
 
 
 def get_probe(session: Session, principal: security.Principal, probe_id: str) -> tuple[Probe, Run]:
-    """Return the probe and its run. Raises ProbeNotFound, RunDeleted."""
     probe = session.get(Probe, probe_id)
     run = runs.find_run(session, probe.run_id) if probe is not None else None
     if probe is None or run is None or not principal.sees(run.project):
@@ -399,7 +398,6 @@ def get_probe(session: Session, principal: security.Principal, probe_id: str) ->
 
 
 def shown(session: Session, run: Run, probe: Probe) -> ProbeRecord:
-    """Return the probe as it is shown."""
     return _read(session, [(probe, run.project)])[0]
 
 
@@ -446,7 +444,6 @@ def cancel_jobs_of_run(session: Session, removed: events.RunRemoved) -> None:
 
 
 def _find_by_request(session: Session, row: Mapping[str, Any]) -> Probe | None:
-    """Return the probe of an equal request."""
     return session.scalar(select(Probe).filter_by(run_id=row["run_id"], request_digest=row["request_digest"]))
 
 

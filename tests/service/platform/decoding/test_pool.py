@@ -134,16 +134,6 @@ def test_full_queue_is_answered_with_retry_after(tmp_path: Path) -> None:
     assert outcomes == ["busy, retry after 1"] + ["done"] * 5
 
 
-def test_decoders_are_replaced_after_a_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foreshock_service.platform.decoding.pool.RECYCLE_AFTER", 2)
-    pool = DecoderPool(Settings(decode_processes=1, token_pass="numpy"), PRELOAD)
-    try:
-        processes = [pool.run(own_process) for _ in range(4)]
-    finally:
-        pool.close()
-    assert processes[0] == processes[1] != processes[2] == processes[3]
-
-
 def count_tokens(body: bytes) -> int:
     return decode_rollouts(body).num_tokens
 

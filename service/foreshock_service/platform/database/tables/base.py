@@ -24,7 +24,6 @@ def new_identifier(kind: str) -> str:
 
 
 def is_identifier(kind: str, text: str) -> bool:
-    """Return whether the text has the form of an identifier of this kind."""
     return re.fullmatch(rf"{kind}_[{_ALPHABET}]{{26}}", text) is not None
 
 
@@ -75,11 +74,9 @@ class CompressedBytes(TypeDecorator[bytes]):
     cache_ok = True
 
     def process_bind_param(self, value: bytes | None, dialect: sa.Dialect) -> bytes | None:
-        """Compress what is stored."""
         return None if value is None else zstd.compress(value)
 
     def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> bytes | None:
-        """Return the bytes that were stored."""
         return None if value is None else zstd.decompress(value)
 
 
@@ -90,11 +87,9 @@ class CompressedJson(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes | None:
-        """Encode the document."""
         return None if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
     def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> Any:
-        """Return the document."""
         return None if value is None else json.loads(value)
 
 

@@ -63,7 +63,6 @@ class Run(Base):
 
     @property
     def model_kind_source(self) -> Literal["declared", "checkpoint"] | None:
-        """Return the source of `model_kind`; None if it is unknown."""
         if self.model_kind is None:
             return None
         return "checkpoint" if known_model_kind(self.declared_model_kind) is None else "declared"
@@ -185,7 +184,6 @@ class WeightsReport(Base):
 
 
 def _where(name: str, condition: str, *columns: str) -> Index:
-    """Return an index of the rows for which a condition holds."""
     return Index(name, *columns, sqlite_where=text(condition), postgresql_where=text(condition))
 
 
