@@ -123,8 +123,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         key_limits=keys.KeyLimits(settings.key_requests_per_second),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
-        # Adds replayed scores to the tokens that are shown.
-        score_readers=(read_replayed_scores,),
+        replayed_scores=read_replayed_scores,
     )
 
 

@@ -111,7 +111,7 @@ def _replaced(context: ServiceContext, key: events.StepKey, stored: _Stored) -> 
         if _Stored.read(context, session, key) != stored:
             return False
         numbers = [shard.shard for shard in stored.shards]
-        shards.replace_shards(session, key, list(zip(numbers, measured, strict=True)))
+        shards.replace_shards(session, key, zip(numbers, measured, strict=True))
         if steps.is_closed(session, key):
             shards.store_fold(session, key, folded, again=True)
         if scored is not None and attribution is not None:

@@ -43,18 +43,8 @@ class EventBus:
             handler(session, event)
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredShard:
-    """A shard of rollouts whose scores are requested: its key and its rollouts."""
-
-    run_id: str
-    attempt: int
-    step: int
-    batch: RolloutBatch
-
-
-# Scores of a shard from probes: scorer → log-probs, [T] as the batch's response tokens, NaN if not scored.
-ScoreReader = Callable[[Session, TokenStore, ScoredShard], Mapping[str, NDArray[np.float32]]]
+# (run, attempt, step) and rollouts of it → the replayed scores: scorer → log-probs, [T] as the batch's response tokens.
+ScoreReader = Callable[[Session, TokenStore, tuple[str, int, int], RolloutBatch], Mapping[str, NDArray[np.float32]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +64,7 @@ class ServiceContext:
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the service is asked to stop, before it waits for requests in flight. Waits and long jobs end then."""
     events: EventBus = field(default_factory=EventBus)
-    score_readers: tuple[ScoreReader, ...] = ()
+    replayed_scores: ScoreReader = lambda *_: {}
     unreadable_runs: dict[str, tuple[str, Exception]] = field(default_factory=dict)
     """Runs whose stored state a request could not read, with what it tried; `runs/failing_runs.py` alerts of them."""
 

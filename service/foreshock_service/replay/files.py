@@ -21,7 +21,7 @@ from foreshock.digests import rollout_set_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes, sampling
 from foreshock.rollouts.parquet_files import find_scores
-from foreshock_service.platform.decoding.worker import stored_limits
+from foreshock_service.platform.decoding.worker import memory_limit, stored_limits
 from foreshock_service.platform.parameters import storable_json
 from foreshock_service.platform.store.tokens import StoredFile
 
@@ -109,6 +109,7 @@ class StoredScore:
         return environment_of(self.fingerprint)
 
 
+@memory_limit()
 def check_upload(body: Path, stored: Path, pinned: PinnedRollouts, limits: rollouts.DecodeLimits) -> Fingerprint:
     """Check the upload in `body` against its rollouts, write it to `stored`, and return its scorer's fingerprint.
 
@@ -116,19 +117,14 @@ def check_upload(body: Path, stored: Path, pinned: PinnedRollouts, limits: rollo
     column if a rollout is not of the job or its number of values differs from its number of response tokens. Raises
     LimitExceededError beyond `limits`.
     """
+    with body.open("rb") as file:
+        scores = rollouts.decode_scores(file, limits)
     try:
-        with body.open("rb") as file:
-            scores = rollouts.decode_scores(file, limits)
-        try:
-            storable_json(scores.fingerprint.to_dict())
-        except ValueError as error:
-            raise errors.InvalidRolloutsError(f"its fingerprint {error}") from error
-        _check_rollouts(scores, read_rollouts(pinned))
-        stored.write_bytes(rollouts.encode_scores(scores))
-    except MemoryError as error:
-        raise errors.LimitExceededError(
-            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows"
-        ) from error
+        storable_json(scores.fingerprint.to_dict())
+    except ValueError as error:
+        raise errors.InvalidRolloutsError(f"its fingerprint {error}") from error
+    _check_rollouts(scores, read_rollouts(pinned))
+    stored.write_bytes(rollouts.encode_scores(scores))
     return scores.fingerprint
 
 

@@ -23,7 +23,7 @@ from foreshock.api.runs import Coverage
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import parquet_files, schema
 from foreshock_service.platform import problem, security
-from foreshock_service.platform.context import ScoredShard, ServiceContext
+from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.runs import attempts, events, measurements, shards, steps
@@ -46,10 +46,7 @@ _WORST_FIRST = [("size", "descending"), ("shard", "ascending"), ("group", "ascen
 def scores_of(context: ServiceContext, session: Session, key: events.StepKey, batch: rollouts.RolloutBatch) -> Scores:
     """Return every score of the rollouts by name, [T]: the logged ones and those of probes."""
     scores = {name: values for name, column in _LOGGED.items() if (values := getattr(batch, column)) is not None}
-    shard = ScoredShard(key.run_id, key.attempt, key.step, batch)
-    for read_scores in context.score_readers:
-        scores |= read_scores(session, context.store, shard)
-    return scores
+    return scores | dict(context.replayed_scores(session, context.store, key, batch))
 
 
 def difference(scores: Scores, comparison: str) -> NDArray[np.float64] | None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -22,21 +22,13 @@ from foreshock_service.runs.events import RunFailed
 _logger = logging.getLogger(__name__)
 
 
-class OfRun(Protocol):
-    """An event of a run."""
-
-    @property
-    def run_id(self) -> str: ...
-
-
-Event = TypeVar("Event", bound=OfRun)
 Found = TypeVar("Found")
 
 
-def isolated(events: EventBus, handler: Callable[[Session, Event], object]) -> Callable[[Session, Event], None]:
+def isolated(events: EventBus, handler: Callable[[Session, Any], object]) -> Callable[[Session, Any], None]:
     """Return a handler of events whose error does not undo what the publisher stores, such as an upload."""
 
-    def handle(session: Session, event: Event) -> None:
+    def handle(session: Session, event: Any) -> None:
         with isolated_part(session, events, event.run_id, "judge this run"):
             handler(session, event)
 

@@ -22,7 +22,7 @@ from foreshock.measures.comparison import Comparison, StepMeasurement, measure_s
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts, parquet
 from foreshock.rollouts.attributes import BatchAttributes
-from foreshock_service.platform.decoding.worker import stored_limits
+from foreshock_service.platform.decoding.worker import memory_limit, stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.runs import events, judging
 
@@ -159,18 +159,7 @@ def _damaged_statistics() -> Iterator[None]:
         raise errors.InvalidRolloutsError(str(error)) from error
 
 
-@contextmanager
-def _memory_limit() -> Iterator[None]:
-    """Raise LimitExceededError if a decoder runs out of memory."""
-    try:
-        yield
-    except MemoryError as error:
-        raise errors.LimitExceededError(
-            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
-        ) from error
-
-
-@_memory_limit()
+@memory_limit()
 def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: events.StepKey | None) -> DecodedShard:
     """Check and measure the upload in `body`; write it to `stored` in the store's layout, unless `body` has it already.
 
@@ -229,7 +218,7 @@ def _lasting(fingerprint: Fingerprint | None) -> dict[str, Any]:
 
 
 @_damaged_statistics()
-@_memory_limit()
+@memory_limit()
 def decode_statistics(
     body: Path, stored: Path, limits: DecodeLimits, whole_step: events.StepKey | None
 ) -> DecodedShard:

@@ -11,8 +11,8 @@ if not, it is folded again. A late shard re-folds a closed step in the same way.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -42,13 +42,6 @@ _logger = logging.getLogger(__name__)
 PURGED = "tokens purged by retention"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPart(ShardPart):
-    """The contribution of the shard with this number to one comparison of its step."""
-
-    shard: int = 0
-
-
 def find_shard(session: Session, key: events.StepKey, shard: int) -> Shard | None:
     return session.get(Shard, (*key, shard))
 
@@ -69,14 +62,14 @@ def shards_with_tokens(session: Session, key: events.StepKey) -> list[Shard]:
     return present
 
 
-def statistics_of_step(session: Session, key: events.StepKey) -> list[StoredPart]:
+def statistics_of_step(session: Session, key: events.StepKey) -> list[ShardPart]:
     """Return the statistics of a step's shards, by comparison and then in the order of shards."""
     own, whole = ShardStatistics, MeasurementStatistics
-    query = select(own.comparison, own.statistics_version, own.statistics, own.summaries, own.shard)
+    query = select(own.comparison, own.statistics_version, own.statistics, own.summaries)
     query = query.where(of_step(own, key)).order_by(own.comparison, own.shard)
-    parts = [StoredPart(*row) for row in session.execute(query)]
+    parts = [ShardPart(*row) for row in session.execute(query)]
     columns = (whole.comparison, whole.statistics_version, whole.statistics, whole.summaries)
-    return parts or [StoredPart(*row) for row in session.execute(_of_whole_step(key, *columns))]
+    return parts or [ShardPart(*row) for row in session.execute(_of_whole_step(key, *columns))]
 
 
 def shard_versions(session: Session, key: events.StepKey) -> ShardVersions:
@@ -108,11 +101,12 @@ def add_shard(session: Session, shard: Shard, measured: MeasuredShard, *, is_who
     lint.store_evidence(session, key, shard.shard, measured.lint)
 
 
-def replace_shards(session: Session, key: events.StepKey, measured: Sequence[tuple[int, MeasuredShard]]) -> None:
-    """Replace the statistics and the evidence of shards, by number, that were measured again. The run is locked."""
+def replace_shards(session: Session, key: events.StepKey, measured: Iterable[tuple[int, MeasuredShard]]) -> None:
+    """Replace the statistics and the evidence of shards, by number, that were measured again."""
+    if runs.lock_run_for_background(session, key.run_id) is None:
+        return
     for shard, found in measured:
-        own = delete(ShardStatistics).filter_by(**key._asdict(), shard=shard)
-        session.execute(own)
+        session.execute(delete(ShardStatistics).filter_by(**key._asdict(), shard=shard))
         insert_rows(session, ShardStatistics, _statistics_rows(key, shard, found))
         lint.store_evidence(session, key, shard, found.lint)
 
@@ -161,12 +155,7 @@ def bring_up_to_date(context: ServiceContext, key: events.StepKey) -> None:
                 "shard %s of step %s of run %s cannot be measured again", shard.shard, key.step, key.run_id
             )
             continue
-        context.database.write(partial(_replace, key, shard.shard, measured))
-
-
-def _replace(key: events.StepKey, shard: int, measured: MeasuredShard, session: Session) -> None:
-    if runs.lock_run_for_background(session, key.run_id) is not None:
-        replace_shards(session, key, [(shard, measured)])
+        context.database.write(partial(replace_shards, key=key, measured=[(shard.shard, measured)]))
 
 
 def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, again: bool = False) -> None:
@@ -208,9 +197,7 @@ def close_step(context: ServiceContext, key: events.StepKey) -> bool:
 
 def _fold(session: Session, key: events.StepKey) -> tuple[ShardVersions, FoldedStep]:
     """Return the fold of a step, and the shards that it was computed from."""
-    parts = statistics_of_step(session, key)
-    versions = frozenset((part.shard, part.statistics_version) for part in parts)
-    measurements = fold_step(parts)
+    versions, measurements = shard_versions(session, key), fold_step(statistics_of_step(session, key))
     for each in measurements:
         if each.from_sample:
             _logger.warning(

@@ -37,10 +37,10 @@ def list_steps(
 ) -> pagination.Page[StepRecord]:
     """List the steps of a run, in order."""
     with asked.reading() as session:
-        after = int(pagination.decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
-        # A forged cursor may have the largest number of 64 bits, which has no next one.
-        rows = steps_after(session, asked.run, attempt, min(after, parameters.LARGEST_STEP), limit + 1)
-    return pagination.page_of(rows, limit, lambda step: (step.step,))
+        query = select(Step).where(Step.run_id == asked.run, attempts.rows_of_steps(session, asked.run, attempt, Step))
+        return pagination.page_of_query(
+            session, query, (Step.step,), cursor, limit, lambda rows: [_record(step) for (step,) in rows], rising=True
+        )
 
 
 def steps_after(session: Session, run_id: str, attempt: int | None, after: int, limit: int) -> list[StepRecord]:

@@ -6,7 +6,6 @@ results of probes, reports belong to no job of a worker.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from fastapi import Request, status
@@ -71,12 +70,21 @@ def _check_attempt(context: ServiceContext, principal: security.Principal, key: 
 def _ingest(context: ServiceContext, principal: security.Principal, key: StepKey, upload: uploads.Upload) -> None:
     """Store the reports and judge the engines of the step: outside the writer, as it may take seconds."""
     report = context.decoders.run(weights_reports.decode, upload.path)
-    context.database.write(partial(_store_reports, principal, key, report))
+
+    def store(session: Session) -> None:
+        # The verdicts on earlier reports stay until the engines are judged again.
+        runs.lock_run(session, principal, key.run_id)
+        attempts.check_attempt(session, key.run_id, key.attempt)
+        common = {**key._asdict(), "engines": report.engines_in_all, "received_at_us": now_us()}
+        rows = [common | {"holder": holder, "report": said} for holder, said in report.holders.items()]
+        upsert(session, WeightsReport, rows, ("run_id", "step", "attempt", "holder"))
+
+    context.database.write(store)
     with context.database.read() as session:
         inputs = _inputs(session, key)
     if inputs is not None:
         judged = _judge(context, key, inputs)
-        context.database.write(partial(_store_verdicts, context.events, principal, key, inputs.stamp, judged))
+        context.database.write(lambda session: _store_verdicts(session, context.events, key, inputs.stamp, judged))
 
 
 @router.get("/weights")
@@ -91,17 +99,6 @@ def list_weights(
             session, judged, (table.step, table.attempt, table.holder), cursor, limit,
             lambda rows: [_record(row) for (row,) in rows], rising=True,
         )  # fmt: skip
-
-
-def _store_reports(
-    principal: security.Principal, key: StepKey, report: weights_reports.Report, session: Session
-) -> None:
-    """Store the reports. The verdicts on earlier ones stay until the engines are judged again."""
-    runs.lock_run(session, principal, key.run_id)
-    attempts.check_attempt(session, key.run_id, key.attempt)
-    common = {**key._asdict(), "engines": report.engines_in_all, "received_at_us": now_us()}
-    rows = [common | {"holder": holder, "report": said} for holder, said in report.holders.items()]
-    upsert(session, WeightsReport, rows, ("run_id", "step", "attempt", "holder"))
 
 
 Stamp = frozenset[tuple[str, int]]
@@ -148,18 +145,13 @@ def _judge(context: ServiceContext, key: StepKey, inputs: _Inputs) -> dict[str, 
 
 
 def _store_verdicts(
-    events: EventBus,
-    principal: security.Principal,
-    key: StepKey,
-    stamp: Stamp,
-    judged: Mapping[str, weights_reports.Judged],
-    session: Session,
+    session: Session, events: EventBus, key: StepKey, stamp: Stamp, judged: Mapping[str, weights_reports.Judged]
 ) -> None:
     """Store the verdicts on the engines of a step, and how many hold other weights, as scalars.
 
     Stores nothing if a report arrived since they were read: its request judges them again.
     """
-    runs.lock_run(session, principal, key.run_id)
+    runs.lock_run(session, security.UNRESTRICTED, key.run_id)
     table = WeightsReport
     query = select(table.holder, table.received_at_us).filter_by(**key._asdict())
     if {(holder, at_us) for holder, at_us in session.execute(query)} != stamp:
@@ -177,7 +169,8 @@ def _store_verdicts(
     old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
     session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
     counts: dict[str, float | None] = {ENGINES_OFF: float(off), "notary/engines": float(len(judged))}
-    scalars.store_scalars(session, events, principal, key, scalars.ScalarsPut(source="notary", values=counts))
+    body = scalars.ScalarsPut(source="notary", values=counts)
+    scalars.store_scalars(session, events, security.UNRESTRICTED, key, body)
 
 
 def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[WeightsRecord]:

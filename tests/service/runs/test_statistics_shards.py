@@ -20,14 +20,14 @@ from foreshock.lint import LintEvidence, LintReport, lint_batch, run_checks
 from foreshock.measures import CONDITIONS, ComparisonStatistics
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
-from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
+from foreshock.statistics_shards import FullRollouts, ShardPart, StatisticsShard, encode_statistics_shard
 from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import MeasurementStatistics, ShardStatistics
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs import shard_decoding
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.shards import StoredPart, shard_versions, statistics_of_step
+from foreshock_service.runs.shards import shard_versions, statistics_of_step
 from tests.foreshock.batches import random_batch
 from tests.foreshock.measures.test_merging import assert_alike
 from tests.service.sending import Sender, make_batch, problem_of, start_run
@@ -264,7 +264,7 @@ def test_what_only_all_rollouts_show_is_not_checked_on_a_sample(tmp_path: Path) 
     assert not {"no_reward_spread", "duplicated_rollouts"} & {check.name for check in whole.not_checked}
 
 
-def parts_of(database: Database, key: StepKey) -> list[StoredPart]:
+def parts_of(database: Database, key: StepKey) -> list[ShardPart]:
     with database.read() as session:
         return list(statistics_of_step(session, key))
 
@@ -279,7 +279,7 @@ def test_statistics_of_the_only_shard_are_those_of_the_step(sender: Sender, app:
     database, key = app.state.context.database, StepKey(sender.run, sender.attempt, 0)
     assert rows(database) == 0
     parts = parts_of(database, key)
-    assert [(part.shard, part.comparison) for part in parts] == [(0, STEP_ROW), (0, TRAINER_ROLLOUT)]
+    assert [part.comparison for part in parts] == [STEP_ROW, TRAINER_ROLLOUT]
     with database.read() as session:
         for part in parts:
             whole = session.get_one(MeasurementStatistics, (*key, part.comparison))
@@ -303,9 +303,11 @@ def test_comparisons_of_probes_are_not_of_the_shard(sender: Sender, app: FastAPI
 def test_steps_of_several_shards_keep_the_rows_of_each(sender: Sender, app: FastAPI) -> None:
     database, key = app.state.context.database, StepKey(sender.run, sender.attempt, 0)
     sender.put_shard(0, make_batch(seed=1), 1, 2).raise_for_status()
-    assert [part.shard for part in parts_of(database, key)] == [1, 1]
+    of_last = parts_of(database, key)
+    assert [part.comparison for part in of_last] == [STEP_ROW, TRAINER_ROLLOUT]
     sender.put_shard(0, make_batch(seed=2), 0, 2).raise_for_status()
-    assert [part.shard for part in parts_of(database, key)] == [0, 1, 0, 1]
+    both = parts_of(database, key)
+    assert (len(both), [both[1], both[3]]) == (4, of_last)
     # Nothing is taken from the fold, should the rows of its shards be gone.
     database.write(lambda session: session.execute(delete(ShardStatistics)))
     assert parts_of(database, key) == []

@@ -11,9 +11,10 @@ import importlib
 import os
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from foreshock import errors
 from foreshock.installing import install_command
 from foreshock.measures.passes import compiled
 from foreshock.rollouts import DecodeLimits
@@ -74,6 +75,17 @@ def prepare_process(token_pass: str, preload: Sequence[str]) -> None:
 
 def report_token_pass() -> str:
     return _token_pass
+
+
+@contextlib.contextmanager
+def memory_limit() -> Iterator[None]:
+    """Raise LimitExceededError if a decoder runs out of memory while it decodes an upload."""
+    try:
+        yield
+    except MemoryError as error:
+        raise errors.LimitExceededError(
+            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
+        ) from error
 
 
 def run_task(seconds: float, memory_bytes: int, task: Callable[[], Result]) -> tuple[Result, int]:

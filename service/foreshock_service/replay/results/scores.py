@@ -16,8 +16,9 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock import scorers
 from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform import parameters, problem, uploads
-from foreshock_service.platform.context import ScoredShard, ServiceContext
+from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import table_of, upsert
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Score, ScoreFile
 from foreshock_service.platform.decoding.worker import decode_limits
@@ -200,17 +201,16 @@ def stored_score(session: Session, store: tokens.TokenStore, score: Score) -> fi
 
 
 def read_replayed_scores(
-    session: Session, store: tokens.TokenStore, shard: ScoredShard
+    session: Session, store: tokens.TokenStore, step: tuple[str, int, int], batch: RolloutBatch
 ) -> Mapping[str, NDArray[np.float32]]:
-    """Return each replayed score of the step by name, [T] as the shard's response tokens; NaN for unscored rollouts.
+    """Return each replayed score of the step by name, [T] as the batch's response tokens; NaN for unscored rollouts.
 
     Of scores in several environments it takes the one nearest to the run's own environment, as the attribution does.
     """
-    newest = newest_scores(session, events.StepKey(shard.run_id, shard.attempt, shard.step))
+    newest = newest_scores(session, key := events.StepKey(*step))
     scores = [found for score in newest if (found := stored_score(session, store, score)) is not None]
     if not scores:
         return {}
-    attempt = attempts.find_attempt(session, shard.run_id, shard.attempt)
-    run = environments.run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})
-    chosen = files.preferred_scores(scores, run)
-    return {score.name: files.read_aligned_scores(shard.batch, score.file) for score in chosen}
+    attempt = attempts.find_attempt(session, key.run_id, key.attempt)
+    run = environments.run_fingerprints(batch.attributes, attempt.fingerprint if attempt is not None else {})
+    return {each.name: files.read_aligned_scores(batch, each.file) for each in files.preferred_scores(scores, run)}
