@@ -45,7 +45,6 @@ from foreshock_service.runs import (
     ingest,
     lint,
     measurements,
-    run_endpoints,
     runs,
     scalars,
     shard_decoding,
@@ -62,7 +61,7 @@ from foreshock_service.watch.notifications.service import notifiers
 
 # The routers of every noun. The routers of pages follow them, since their paths match the most.
 _NOUNS: tuple[Any, ...] = (
-    *(health, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
+    *(health, runs, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
     *(findings, service, policies, leases, publishing, attribution, workers, exporter, alerts, rules),
     *(advice, diagnosis, corrections, weights, certificates),
 )

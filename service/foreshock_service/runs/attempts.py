@@ -23,7 +23,7 @@ from foreshock_service.platform import pagination, parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, AttemptClient, Step
-from foreshock_service.runs import due, run_endpoints, runs
+from foreshock_service.runs import due, runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 
 
@@ -162,7 +162,7 @@ class AttemptConflict(problem.ProblemError, status=409, problem_type="attempt-co
     "", status_code=status.HTTP_201_CREATED, responses={200: {"model": AttemptRecord, "description": "It existed"}}
 )
 def create_attempt(
-    run: run_endpoints.RunIdentifier,
+    run: runs.RunIdentifier,
     body: AttemptCreate,
     context: Context,
     principal: security.Ingester,
@@ -179,7 +179,7 @@ def create_attempt(
 
 @router.put("/{attempt}/clients/{client}", status_code=status.HTTP_204_NO_CONTENT)
 def put_heartbeat(
-    run: run_endpoints.RunIdentifier,
+    run: runs.RunIdentifier,
     attempt: Annotated[int, Path(ge=1, le=parameters.LARGEST_STEP)],
     client: Annotated[str, Path(max_length=200, pattern=r"^[A-Za-z0-9._-]+$")],
     body: Heartbeat,
@@ -208,7 +208,7 @@ def put_heartbeat(
 
 @router.get("")
 def list_attempts(
-    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
+    asked: runs.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[AttemptRecord]:
     """List the attempts of a run, by number."""
     with asked.reading() as session:
@@ -318,7 +318,7 @@ def visible_step(
 
 
 @dataclass(frozen=True, slots=True)
-class AskedStep(run_endpoints.AskedRun):
+class AskedStep(runs.AskedRun):
     """The step that a request names; `attempt` None: the attempt in which it is active."""
 
     step: int
@@ -330,7 +330,7 @@ class AskedStep(run_endpoints.AskedRun):
 
 
 async def _asked_step(
-    run: run_endpoints.RunIdentifier,
+    run: runs.RunIdentifier,
     step: parameters.StepPath,
     context: Context,
     principal: security.Reader,

@@ -23,7 +23,7 @@ from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
-from foreshock_service.runs import attempts, run_endpoints, runs, steps
+from foreshock_service.runs import attempts, runs, steps
 from foreshock_service.runs.events import StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}/changes", tags=["changes"])
@@ -52,7 +52,7 @@ class ChangePut(BaseModel):
     responses={200: {"model": ChangeRecord, "description": "It was announced before; the newer words hold"}},
 )
 def put_change(
-    run: run_endpoints.RunIdentifier,
+    run: runs.RunIdentifier,
     step: parameters.StepPath,
     kind: changes.ChangeKind,
     body: ChangePut,
@@ -72,7 +72,7 @@ def put_change(
 
 @router.get("")
 def list_changes(
-    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
+    asked: runs.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[ChangeRecord]:
     """List changes by step: announced ones, and those of the setup that the rollouts name."""
     with asked.reading() as session:

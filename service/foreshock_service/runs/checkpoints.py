@@ -17,7 +17,7 @@ from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Checkpoint
-from foreshock_service.runs import attempts, run_endpoints, runs
+from foreshock_service.runs import attempts, runs
 
 router = parameters.api_router(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
 
@@ -58,7 +58,7 @@ class CheckpointPut(BaseModel):
     responses={200: {"model": CheckpointRecord, "description": "It was announced before; the newer words hold"}},
 )
 def put_checkpoint(
-    run: run_endpoints.RunIdentifier,
+    run: runs.RunIdentifier,
     step: parameters.StepPath,
     body: CheckpointPut,
     context: Context,
@@ -86,7 +86,7 @@ def put_checkpoint(
 
 @router.get("")
 def list_checkpoints(
-    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
+    asked: runs.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[CheckpointRecord]:
     """List announced checkpoints, by step."""
     with asked.reading() as session:

@@ -23,7 +23,7 @@ from foreshock.measures.statistics import conditions, token_ids
 from foreshock_service.platform import columnar, pagination, parameters, problem, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import NewestMeasurement, measurements
-from foreshock_service.runs import attempts, run_endpoints, runs
+from foreshock_service.runs import attempts, runs
 from foreshock_service.runs.measurements import check_comparison, read_statistics
 from foreshock_service.runs.steps import coverage_of_step, incomplete_steps, statistics_steps, with_shards
 
@@ -103,7 +103,7 @@ def list_measures(_: security.Reader) -> pagination.Page[MeasureRecord]:
 
 @router.get("/runs/{run}/measurements", response_model=MeasurementsRead, responses=columnar.FORMATS)
 def read_measurements(
-    asked: run_endpoints.RunToRead,
+    asked: runs.RunToRead,
     request: Request,
     comparison: Annotated[list[parameters.Name] | None, Query(max_length=100, description="absent: all")] = None,
     measure: Annotated[list[parameters.Name] | None, Query(max_length=200, description="absent: all")] = None,

@@ -21,7 +21,7 @@ from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, StoredFinding
-from foreshock_service.runs import attempts, due, events, run_endpoints
+from foreshock_service.runs import attempts, due, events, runs
 
 router = parameters.api_router(prefix="/v1", tags=["findings"])
 
@@ -52,7 +52,7 @@ Read = Callable[[Session, str], Sequence[Finding]]
 
 @router.get("/runs/{run}/findings")
 def list_findings(
-    asked: run_endpoints.RunToRead,
+    asked: runs.RunToRead,
     source: Annotated[list[FindingSource] | None, _Several] = None,
     severity: Annotated[list[Severity] | None, _Several] = None,
     cursor: pagination.Cursor = None,

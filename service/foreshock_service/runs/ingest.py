@@ -25,7 +25,6 @@ from foreshock_service.runs import (
     diagnoses,
     due,
     events,
-    run_endpoints,
     runs,
     shard_decoding,
     shards,
@@ -74,7 +73,7 @@ class ShardConflict(problem.ProblemError, status=409, problem_type="shard-confli
     openapi_extra=uploads.STATISTICS_BODY,
 )
 async def put_shard(
-    run: run_endpoints.RunIdentifier,
+    run: runs.RunIdentifier,
     step: parameters.StepPath,
     shard: ShardPath,
     request: Request,

@@ -24,7 +24,7 @@ from foreshock.severity import severity_rank
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, ShardLint, StepLint
-from foreshock_service.runs import attempts, due, events, findings, judging, run_endpoints, runs, scalars, steps
+from foreshock_service.runs import attempts, due, events, findings, judging, runs, scalars, steps
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["lint"])
 
@@ -41,7 +41,7 @@ class LintNotFound(problem.ProblemError, status=404, problem_type="lint-not-foun
 
 
 @router.get("/lint")
-def read_run_lint(asked: run_endpoints.RunToRead, attempt: parameters.ActiveOrAttempt = None) -> records.RunLintRecord:
+def read_run_lint(asked: runs.RunToRead, attempt: parameters.ActiveOrAttempt = None) -> records.RunLintRecord:
     """Return the warnings of the run's closed steps, with the first and the newest step of each."""
     with asked.reading() as session:
         return read_run(session, asked.principal, asked.run, attempt)

@@ -1,12 +1,16 @@
-"""Runs: get or create, list, change, delete (a tombstone stays)."""
+"""Runs: get or create, list, change, delete (a tombstone stays); and the run that a path names."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final, Literal, NamedTuple
 
+from fastapi import Depends, Path, Query, Request, Response, status
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from foreshock import clock, errors, page_addresses
 from foreshock.api import diagnosis, records
@@ -16,7 +20,7 @@ from foreshock.learning_rate.levers import Correction
 from foreshock.learning_rate.modes import AdviceMode
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform import audit, pagination, parameters, problem, security
-from foreshock_service.platform.context import EventBus, ServiceContext
+from foreshock_service.platform.context import Context, EventBus, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.tables import NEWEST_ATTEMPT_FIRST, Attempt, Run, is_identifier, new_identifier
 from foreshock_service.runs import due
@@ -408,3 +412,127 @@ def _find_and_lock(session: Session, run_id: str) -> Run | None:
 
 def _find_by_key(session: Session, project: str, key: str) -> Run | None:
     return session.scalar(select(Run).where(Run.project == project, Run.key == key))
+
+
+_Segment = Annotated[str, Path(max_length=200, pattern=parameters.SEGMENT_PATTERN)]
+
+
+async def run_of_path(
+    request: Request,
+    context: Context,
+    _: security.Bearer,
+    run: Annotated[_Segment, Path(description="id or key of the run; write `/` in a key as `%2F`")],
+    project: Annotated[
+        parameters.Name | None, Query(description="project of the key, if several projects have it")
+    ] = None,
+) -> str:
+    """Return the id of the run that a path of the API names. Raises RunNotFound, RunKeyAmbiguous."""
+    # Trainers address runs by id: no query is made for them.
+    if is_identifier("run", run):
+        return run
+    return await run_in_threadpool(_find_id, context, request, project, run)
+
+
+async def run_of_page_path(request: Request, context: Context, project: _Segment, key: _Segment) -> str:
+    """Return the id of the run that a page's path names. Raises RunNotFound."""
+    return await run_in_threadpool(_find_id, context, request, parameters.decoded_segment(project), key)
+
+
+RunIdentifier = Annotated[str, Depends(run_of_path)]
+RunOfPage = Annotated[str, Depends(run_of_page_path)]
+
+
+def _find_id(context: ServiceContext, request: Request, project: str | None, segment: str) -> str:
+    principal = security.authenticate(context, request)
+    with context.database.read() as session:
+        return id_of_key(session, principal, project, parameters.decoded_segment(segment))
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRun:
+    """The run that a request names, and who asks."""
+
+    context: ServiceContext
+    principal: security.Principal
+    run: str
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Open a session that reads the run. Raises RunNotFound, RunDeleted."""
+        with self.context.database.read() as session:
+            get_run(session, self.principal, self.run)
+            yield session
+
+
+async def _run_to_read(run: RunIdentifier, context: Context, principal: security.Reader) -> AskedRun:
+    return AskedRun(context, principal, run)
+
+
+RunToRead = Annotated[AskedRun, Depends(_run_to_read)]
+
+router = parameters.api_router(prefix="/v1/runs", tags=["runs"])
+
+
+@router.post(
+    "", status_code=status.HTTP_201_CREATED, responses={200: {"model": RunRecord, "description": "It existed"}}
+)
+def create_run(body: RunCreate, context: Context, principal: security.Ingester, response: Response) -> RunRecord:
+    """Get or create the run of (project, key): 201 if it is new, 200 with the unchanged run otherwise."""
+
+    def create(session: Session) -> tuple[RunRecord, bool]:
+        run, created = get_or_create_run(session, context.events, principal, body)
+        return run_records(session, [run])[0], created
+
+    record, created = context.database.write(create)
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return record
+
+
+@router.get("", name="list_runs")
+def list_visible_runs(
+    context: Context,
+    principal: security.Reader,
+    project: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
+    key: Annotated[parameters.Name | None, Query(description="only runs with this client key: one per project")] = None,
+    model: Annotated[parameters.Name | None, Query()] = None,
+    model_kind: Annotated[ModelKind | None, Query()] = None,
+    state: Annotated[list[ShownRunState] | None, Query(max_length=4, description="absent: all")] = None,
+    search: Annotated[parameters.Name | None, Query(description="a part of the name or key, in any case")] = None,
+    verdict: Annotated[
+        diagnosis.Verdict | None, Query(description="only runs whose diagnosis has this verdict")
+    ] = None,
+    cursor: pagination.Cursor = None,
+    limit: pagination.Limit = 50,
+) -> pagination.Page[RunRecord]:
+    """List runs, newest first."""
+    chosen = RunFilter(principal.projects(project), key, model, model_kind, tuple(state or ()), search, verdict)
+    with context.database.read() as session:
+        return list_runs(session, chosen, cursor, limit)
+
+
+@router.get("/{run}")
+def read_run(asked: RunToRead) -> RunRecord:
+    """Return one run."""
+    with asked.reading() as session:
+        return run_records(session, [get_run(session, asked.principal, asked.run)])[0]
+
+
+@router.patch("/{run}", name="update_run")
+def patch_run(run: RunIdentifier, body: RunUpdate, context: Context, principal: security.Ingester) -> RunRecord:
+    """Change a run's state, name, advice mode or model kind."""
+
+    def update(session: Session) -> RunRecord:
+        changed = update_run(session, context.events, principal, run, body)
+        return run_records(session, [changed])[0]
+
+    return context.database.write(update)
+
+
+@router.delete("/{run}", name="delete_run", status_code=status.HTTP_204_NO_CONTENT)
+def remove_run(run: RunIdentifier, context: Context, principal: security.Administrator) -> None:
+    """Delete a run; later calls that name it, late uploads included, return 410.
+
+    Its rows are deleted in the background, its files after FORESHOCK_REMOVAL_GRACE_SECONDS. Its key stays taken.
+    """
+    context.database.write(lambda session: delete_run(session, context.events, principal, run))

@@ -21,7 +21,7 @@ from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs import attempts, run_endpoints, runs, steps
+from foreshock_service.runs import attempts, runs, steps
 from foreshock_service.runs.events import ScalarsLogged, StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["scalars"])
@@ -60,7 +60,7 @@ class ScalarsRead(BaseModel):
 
 @router.put("/steps/{step}/scalars", status_code=status.HTTP_204_NO_CONTENT)
 def put_scalars(
-    run: run_endpoints.RunIdentifier,
+    run: runs.RunIdentifier,
     step: parameters.StepPath,
     body: ScalarsPut,
     context: Context,
@@ -74,7 +74,7 @@ def put_scalars(
 
 @router.get("/scalars", response_model=ScalarsRead, responses=columnar.FORMATS)
 def read_scalars(
-    asked: run_endpoints.RunToRead,
+    asked: runs.RunToRead,
     request: Request,
     source: Annotated[list[parameters.Name] | None, Query(max_length=100)] = None,
     name: Annotated[list[parameters.Name] | None, Query(max_length=1000)] = None,

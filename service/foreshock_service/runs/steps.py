@@ -14,7 +14,7 @@ from foreshock.diagnosis.wording import ranks_in_words
 from foreshock_service.platform import pagination, parameters, problem
 from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.database.tables import Run, Shard, Step
-from foreshock_service.runs import attempts, due, events, run_endpoints, shard_decoding
+from foreshock_service.runs import attempts, due, events, runs, shard_decoding
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
@@ -30,7 +30,7 @@ class ShardCountConflict(problem.ProblemError, status=409, problem_type="shard-c
 
 @router.get("")
 def list_steps(
-    asked: run_endpoints.RunToRead,
+    asked: runs.RunToRead,
     attempt: parameters.ActiveOrAttempt = None,
     cursor: pagination.Cursor = None,
     limit: pagination.Limit = 200,

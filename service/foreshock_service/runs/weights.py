@@ -22,7 +22,7 @@ from foreshock_service.platform import pagination, parameters, security, uploads
 from foreshock_service.platform.context import Context, EventBus, ServiceContext
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import WeightsReport
-from foreshock_service.runs import attempts, due, findings, run_endpoints, runs, scalars, weights_reports
+from foreshock_service.runs import attempts, due, findings, runs, scalars, weights_reports
 from foreshock_service.runs.events import StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["weights"])
@@ -42,7 +42,7 @@ _TRAINER, _VARIANT, _ENGINE = "trainer", "variant:", "engine:"
 
 @router.put("/steps/{step}/weights", status_code=status.HTTP_204_NO_CONTENT, openapi_extra=uploads.PARQUET_BODY)
 async def put_weights(
-    run: run_endpoints.RunIdentifier,
+    run: runs.RunIdentifier,
     step: parameters.StepPath,
     request: Request,
     context: Context,
@@ -89,7 +89,7 @@ def _ingest(context: ServiceContext, principal: security.Principal, key: StepKey
 
 @router.get("/weights")
 def list_weights(
-    asked: run_endpoints.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
+    asked: runs.RunToRead, cursor: pagination.Cursor = None, limit: pagination.Limit = 200
 ) -> pagination.Page[WeightsRecord]:
     """List what each engine held after each weight sync, as the notary found it, by step and engine."""
     table = WeightsReport

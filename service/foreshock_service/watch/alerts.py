@@ -19,7 +19,7 @@ from foreshock.severity import Severity, severity_rank
 from foreshock_service.platform import audit, pagination, parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Alert, Run, new_identifier
-from foreshock_service.runs import attempts, due, events, run_endpoints, runs
+from foreshock_service.runs import attempts, due, events, runs
 from foreshock_service.watch import long_polls
 from foreshock_service.watch.detection.derivation import DetectionDerived
 
@@ -256,7 +256,7 @@ AlertIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$"
 
 @router.get("/runs/{run}/alerts", response_model=pagination.Page[AlertRecord], responses=long_polls.NOT_MODIFIED)
 async def list_alerts(
-    asked: run_endpoints.RunToRead,
+    asked: runs.RunToRead,
     polls: long_polls.LongPollsOfApp,
     state: Annotated[list[AlertState] | None, Query(max_length=4, description="absent: all")] = None,
     cursor: pagination.Cursor = None,
@@ -301,7 +301,7 @@ def list_alerts_of_runs(
 
 @router.post("/runs/{run}/alerts/{alert}/acknowledge")
 def acknowledge_alert(
-    run: run_endpoints.RunIdentifier, alert: AlertIdentifier, context: Context, principal: security.Ingester
+    run: runs.RunIdentifier, alert: AlertIdentifier, context: Context, principal: security.Ingester
 ) -> AlertRecord:
     """Mark the alert as seen by a person; 409 if it is resolved or retracted."""
     return context.database.write(
@@ -311,7 +311,7 @@ def acknowledge_alert(
 
 @router.post("/runs/{run}/alerts/{alert}/resolve")
 def resolve_alert(
-    run: run_endpoints.RunIdentifier, alert: AlertIdentifier, context: Context, principal: security.Ingester
+    run: runs.RunIdentifier, alert: AlertIdentifier, context: Context, principal: security.Ingester
 ) -> AlertRecord:
     """Resolve the alert; the rule may fire again later, as a new alert."""
     return context.database.write(

@@ -41,7 +41,6 @@ from foreshock_service.runs import (
     diagnoses,
     lint,
     measurements,
-    run_endpoints,
     runs,
     scalars,
 )
@@ -74,7 +73,7 @@ router = parameters.api_router(prefix="/v1/runs/{run}/diagnosis", tags=["diagnos
 
 
 @router.get("")
-def read_diagnosis(asked: run_endpoints.RunToRead) -> Diagnosis:
+def read_diagnosis(asked: runs.RunToRead) -> Diagnosis:
     """Return the diagnosis of a run: verdict, headline, what happened in order, causes, what to do, what is missing."""
     with asked.reading() as session:
         return diagnosis_of_run(session, asked.run)

@@ -29,8 +29,7 @@ from foreshock_service.present.pages.presenters.run_list import Text
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.replay.certificates import Identifier
 from foreshock_service.replay.probes import schemas, service
-from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
-from foreshock_service.runs.runs import RunUpdate, get_run, id_of_key, update_run
+from foreshock_service.runs.runs import RunIdentifier, RunOfPage, RunUpdate, get_run, id_of_key, update_run
 from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
 from foreshock_service.watch.advice.service import operate
 from foreshock_service.watch.alerts import AlertIdentifier, answer

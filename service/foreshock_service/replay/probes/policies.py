@@ -16,7 +16,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.probes import jobs, schemas, service
-from foreshock_service.runs import events, run_endpoints
+from foreshock_service.runs import events, runs
 from foreshock_service.runs.attempts import active_attempt_of, active_rows, attempts_of_run
 from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.runs import get_run, lock_run
@@ -164,7 +164,7 @@ def _make(context: ServiceContext, key: events.StepKey, policy: ProbePolicyBody)
 
 @router.get("")
 def read_probe_policy(
-    run: run_endpoints.RunIdentifier, context: Context, principal: security.Reader
+    run: runs.RunIdentifier, context: Context, principal: security.Reader
 ) -> probes.ProbePolicyRecord:
     """Return which steps of the run are probed automatically."""
     with context.database.read() as session:
@@ -173,7 +173,7 @@ def read_probe_policy(
 
 @router.put("")
 def set_probe_policy(
-    run: run_endpoints.RunIdentifier, body: ProbePolicyBody, context: Context, principal: security.Administrator
+    run: runs.RunIdentifier, body: ProbePolicyBody, context: Context, principal: security.Administrator
 ) -> probes.ProbePolicyRecord:
     """Set which steps are probed automatically; fields left out get their defaults."""
     service.check_scorers(schemas.ProbeCreate(step=0, scorers=body.scorers))

@@ -29,7 +29,7 @@ from foreshock_service.platform.database.tables import (
 from foreshock_service.replay import files
 from foreshock_service.replay.probes import environments, schemas, workers
 from foreshock_service.replay.probes import jobs as transitions
-from foreshock_service.runs import attempts, events, run_endpoints, runs
+from foreshock_service.runs import attempts, events, runs
 from foreshock_service.runs.shards import PURGED, shards_of_step, shards_with_tokens
 from foreshock_service.runs.steps import find_step
 
@@ -69,7 +69,7 @@ class UnknownScorer(problem.ProblemError, status=422, problem_type="unknown-scor
     responses={200: {"model": ProbeRecord, "description": "An equal request exists; this is its probe"}},
 )
 def create_probe(
-    run: run_endpoints.RunIdentifier,
+    run: runs.RunIdentifier,
     body: schemas.ProbeCreate,
     context: Context,
     principal: security.Ingester,
@@ -84,7 +84,7 @@ def create_probe(
 
 @router.get("/runs/{run}/probes", name="list_probes")
 def list_probes_of_run(
-    run: run_endpoints.RunIdentifier,
+    run: runs.RunIdentifier,
     context: Context,
     principal: security.Reader,
     step: Annotated[int | None, Query(ge=0, le=parameters.LARGEST_STEP)] = None,

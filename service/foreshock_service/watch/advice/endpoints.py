@@ -17,7 +17,7 @@ from foreshock_service.platform import pagination, parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.runs import runs
-from foreshock_service.runs.run_endpoints import RunIdentifier, RunToRead
+from foreshock_service.runs.runs import RunIdentifier, RunToRead
 from foreshock_service.watch import long_polls
 from foreshock_service.watch.advice import schemas, service
 
