@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,12 +15,15 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 from fastapi import Query, Request, Response
+from fastapi.responses import FileResponse
 from numpy.typing import NDArray
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
+from starlette.background import BackgroundTask
 
 from foreshock_service.platform import compression, problem, request_guards
 from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.tokens import TokenStore
 
 Kind = Literal["integer", "float", "boolean", "label"]
 _DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boolean": np.bool_, "label": np.object_}
@@ -172,13 +176,10 @@ Format = Annotated[
 ]
 
 # For `responses` of an endpoint that answers in these formats; its response model describes the JSON.
+_PARQUET = {request_guards.PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+PARQUET_FILE: dict[int | str, dict[str, Any]] = {200: {"content": _PARQUET}}
 FORMATS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {
-            CSV_MEDIA_TYPE: {"schema": {"type": "string"}},
-            request_guards.PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
-        }
-    },
+    200: {"content": {CSV_MEDIA_TYPE: {"schema": {"type": "string"}}, **_PARQUET}},
     304: {"description": "Unchanged since the answer whose ETag is in If-None-Match"},
 }
 
@@ -207,6 +208,18 @@ def columnar_response(request: Request, body: bytes, media_type: str) -> Respons
         return Response(status_code=304, headers=headers)
     body, encoding = compression.compressed(body, request.headers.get("accept-encoding"))
     return Response(body, media_type=media_type, headers=headers | encoding)
+
+
+def parquet_file(store: TokenStore, write: Callable[[Path], object], **headers: str) -> FileResponse:
+    """Return the file that `write` writes, which is too large for memory; it is removed once it is sent."""
+    path = store.temporary_file()
+    try:
+        write(path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    sent = BackgroundTask(path.unlink, missing_ok=True)
+    return FileResponse(path, media_type=request_guards.PARQUET_MEDIA_TYPE, headers=headers, background=sent)
 
 
 def render(table: ColumnTable, media_type: str, beside: Mapping[str, Any] | None = None) -> bytes:

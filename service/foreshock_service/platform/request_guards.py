@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from functools import cache
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from fastapi.openapi.utils import get_openapi
@@ -41,6 +41,8 @@ STALL_SECONDS = 30.0
 API = "/v1/"
 STAND_IN = "\x1f"
 _ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
+# Cache: the query parameters that an endpoint declares.
+_known: dict[Callable[..., Any], list[str]] = {}
 # Limit of a page's form, which has a key, a token or a few numbers.
 _FORM_BYTES = 64 * 1024
 
@@ -153,12 +155,13 @@ async def refuse_unknown_parameters(request: Request) -> None:
     raise problem.InvalidRequest.of_items(items, len(unknown))
 
 
-@cache
 def _declared(route: APIRoute) -> list[str]:
     """Return the query parameters of a route and its dependencies, as its OpenAPI document has them."""
-    paths = get_openapi(title="", version="", routes=[route])["paths"].values()
-    declared = [each for path in paths for operation in path.values() for each in operation.get("parameters", ())]
-    return sorted({each["name"] for each in declared if each["in"] == "query"})
+    if route.endpoint not in _known:
+        paths = get_openapi(title="", version="", routes=[route])["paths"].values()
+        declared = [each for path in paths for operation in path.values() for each in operation.get("parameters", ())]
+        _known[route.endpoint] = sorted({each["name"] for each in declared if each["in"] == "query"})
+    return _known[route.endpoint]
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -19,12 +19,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from sqlalchemy import ColumnElement, select, true, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
-from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.api import leases, records
 from foreshock.probe_kinds import DOCTOR_SECONDS
-from foreshock_service.platform import parameters, request_guards, security
+from foreshock_service.platform import columnar, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Run, Worker, new_identifier
@@ -312,28 +311,17 @@ def extend_lease(session: Session, asked: AskedLease, doing: str = "") -> int:
     return job.lease_expires_at_us
 
 
-@router.get(
-    "/{lease}/rollouts",
-    response_class=FileResponse,
-    responses={
-        200: {"content": {request_guards.PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
-    },
-)
+@router.get("/{lease}/rollouts", response_class=FileResponse, responses=columnar.PARQUET_FILE)
 def read_rollouts(asked: LeaseOfRequest) -> FileResponse:
     """Return the job's rollouts as Parquet."""
     context = asked.context
     with context.database.read() as session:
         _, _, probe = asked.hold(session, lock=False)
         pinned = service.rollouts_of_probe(context, session, probe)
-    path = context.store.temporary_file()
-    try:
-        with stored_file(f"a shard of step {probe.step}"):
-            context.decoders.run(files.write_rollouts, pinned, path)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    remove = BackgroundTask(path.unlink, missing_ok=True)
-    return FileResponse(path, media_type=request_guards.PARQUET_MEDIA_TYPE, background=remove)
+    with stored_file(f"a shard of step {probe.step}"):
+        return columnar.parquet_file(
+            context.store, lambda path: context.decoders.run(files.write_rollouts, pinned, path)
+        )
 
 
 @router.post("/{lease}/fail", status_code=status.HTTP_204_NO_CONTENT)

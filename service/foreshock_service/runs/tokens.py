@@ -3,22 +3,22 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fastapi import Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse
 from numpy.typing import NDArray
-from starlette.background import BackgroundTask
 
 from foreshock import comparisons, rollouts
 from foreshock.api import records, runs
 from foreshock.api.steps import TokensRecord
 from foreshock.rollouts import parquet_files, schema
-from foreshock_service.platform import columnar, parameters, problem, request_guards, security
+from foreshock_service.platform import columnar, parameters, problem, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.worker import stored_limits
@@ -28,7 +28,6 @@ router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["roll
 
 LARGEST_POSITION = 2**31 - 1
 LONGEST_SAMPLE_ID = 1024
-_CHUNK_BYTES = 1 << 20
 _EVERY_COLUMN = tuple(column.name for column in schema.ROLLOUT_COLUMNS)
 
 
@@ -100,14 +99,8 @@ def read_tokens(
     return columnar.columnar_response(request, body, media_type)
 
 
-@router.get(
-    "/rollouts",
-    response_class=Response,
-    responses={
-        200: {"content": {request_guards.PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
-    },
-)
-def export_rollouts(asked: attempts.StepOfRequest) -> StreamingResponse:
+@router.get("/rollouts", response_class=FileResponse, responses=columnar.PARQUET_FILE)
+def export_rollouts(asked: attempts.StepOfRequest) -> FileResponse:
     """Return every rollout of a step that is stored in full as one Parquet file, a row each, in the rollout table.
 
     A column that only some shards have is null in the others.
@@ -118,24 +111,11 @@ def export_rollouts(asked: attempts.StepOfRequest) -> StreamingResponse:
         files = shards.shards_with_tokens(session, key)
     if not files:
         raise RolloutNotFound(f"the run has no rollouts of step {key.step}")
-    # On the store's disk, since the system's folder may be in memory. Unlinked at once, so that a crash leaves nothing.
-    path = context.store.temporary_file()
-    joined = path.open("w+b")  # the end of the answer closes it
-    path.unlink()
-    try:
-        _join(context, key, files, joined)
-    except Exception:
-        joined.close()
-        raise
-    return StreamingResponse(
-        iter(partial(joined.read, _CHUNK_BYTES), b""),
-        media_type=request_guards.PARQUET_MEDIA_TYPE,
-        headers={"Content-Disposition": f'attachment; filename="step_{key.step}.parquet"'},
-        background=BackgroundTask(joined.close),
-    )
+    named = {"Content-Disposition": f'attachment; filename="step_{key.step}.parquet"'}
+    return columnar.parquet_file(context.store, partial(_join, context, key, files), **named)
 
 
-def _join(context: ServiceContext, key: events.StepKey, files: Sequence[Shard], joined: IO[bytes]) -> None:
+def _join(context: ServiceContext, key: events.StepKey, files: Sequence[Shard], joined: Path) -> None:
     with problem.stored_file(f"step {key.step}"), parquet_files.arrow_errors():
         schemas = []
         for each in files:
@@ -149,7 +129,6 @@ def _join(context: ServiceContext, key: events.StepKey, files: Sequence[Shard], 
                     for group in range(shard.num_row_groups):
                         rows = [schema.empty_table(), shard.read_row_group(group)]
                         writer.write_table(pa.concat_tables(rows, promote_options="default"))
-    joined.seek(0)
 
 
 def _tokens_json(found: FoundTokens) -> bytes:

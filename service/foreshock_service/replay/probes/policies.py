@@ -4,7 +4,7 @@ import logging
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import ColumnElement, and_, distinct, func, or_, select
+from sqlalchemy import and_, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock import errors
@@ -116,7 +116,17 @@ def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[e
     room = UNFINISHED_AT_ONCE - (session.scalar(unfinished.where(tables.PolicyProbe.run_id == run_id, states)) or 0)
     if room <= 0:
         return []
-    step, possible = tables.Checkpoint.step, _possible(session, run_id, engine.database_now_us(session))
+    checkpoint, step, now_us = tables.Checkpoint, tables.Checkpoint.step, engine.database_now_us(session)
+    closed = engine.of_step(tables.Step, checkpoint) & tables.Step.closed_at_us.is_not(None)
+    chosen = select(tables.PolicyProbe.step).where(engine.of_step(tables.PolicyProbe, checkpoint))
+    # Checkpoints of closed, active steps without an automatic probe.
+    possible = and_(
+        checkpoint.run_id == run_id,
+        active_rows(session, run_id, checkpoint),
+        or_(checkpoint.expires_at_us.is_(None), checkpoint.expires_at_us > now_us),
+        select(tables.Step.step).where(closed).exists(),
+        ~chosen.exists(),
+    )
     due: list[events.StepKey] = []
     if policy.on_alerts:
         near = service.is_near_open_alert(run_id, step)
@@ -192,18 +202,3 @@ def set_probe_policy(
         return read_policy(session, principal, run)
 
     return context.database.write(store)
-
-
-def _possible(session: Session, run_id: str, now_us: int) -> ColumnElement[bool]:
-    """Return the condition for checkpoints of closed, active steps without an automatic probe."""
-    closed = select(tables.Step.step).where(
-        engine.of_step(tables.Step, tables.Checkpoint), tables.Step.closed_at_us.is_not(None)
-    )
-    chosen = select(tables.PolicyProbe.step).where(engine.of_step(tables.PolicyProbe, tables.Checkpoint))
-    return and_(
-        tables.Checkpoint.run_id == run_id,
-        active_rows(session, run_id, tables.Checkpoint),
-        or_(tables.Checkpoint.expires_at_us.is_(None), tables.Checkpoint.expires_at_us > now_us),
-        closed.exists(),
-        ~chosen.exists(),
-    )
