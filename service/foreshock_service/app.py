@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
 from foreshock_service.maintenance import delete_runs, retention
-from foreshock_service.platform import disk_room, health, keys, problem, process, request_guards, security, uploads
+from foreshock_service.platform import health, keys, problem, process, request_guards, security, uploads
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
@@ -117,7 +117,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         uploads=uploads.UploadPlaces(
             settings.decode_processes + settings.decode_queue,
             most_of_one_key=settings.key_uploads,
-            folders=disk_room.folders_to_watch(settings),
+            folders=uploads.folders_to_watch(settings),
         ),
         key_limits=keys.KeyLimits(settings.key_requests_per_second),
         session_secret=secret.encode(),

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform import audit, disk_room, logs, process, request_guards, security
+from foreshock_service.platform import audit, logs, process, request_guards, security, uploads
 from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings, load_settings
@@ -61,9 +61,9 @@ def serve() -> None:
     with bound_socket(settings.host, settings.port) as bound:
         port: int = bound.getsockname()[1]
         print(f"Foreshock {version('foreshock')} starts with {opening.shown(settings.database_url)}", flush=True)
-        disk_room.free_reserve(settings)
+        uploads.free_reserve(settings)
         opening.prepare_database(settings.database_url)
-        disk_room.make_reserve(settings)
+        uploads.make_reserve(settings)
         with opening.only_service(settings.database_url):
             check_store(settings)
             with audit.on_stderr(settings.log_format):

@@ -162,12 +162,12 @@ class InternalError(ProblemError, status=500, problem_type="internal"):
 
 
 def problem_response(error: ProblemError) -> JSONResponse:
-    return JSONResponse(
-        error.document().model_dump(exclude_none=True),
-        status_code=error.status,
-        media_type=PROBLEM_MEDIA_TYPE,
-        headers=error.headers or None,
-    )
+    return _response(error.document(), error.headers or None)
+
+
+def _response(document: ProblemDocument, headers: Mapping[str, str] | None) -> JSONResponse:
+    content: dict[str, Any] = document.model_dump(exclude_none=True)
+    return JSONResponse(content, document.status, headers=headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
 def install_problem_handlers(app: FastAPI) -> None:
@@ -192,8 +192,7 @@ def answer_error(request: Request, error: Exception) -> JSONResponse:
         detail=str(error.detail),
         request_id=current_request_id(),
     )
-    content: dict[str, Any] = document.model_dump(exclude_none=True)
-    return JSONResponse(content, error.status_code, headers=error.headers, media_type=PROBLEM_MEDIA_TYPE)
+    return _response(document, error.headers)
 
 
 def problem_of(request: Request, error: Exception) -> ProblemError | None:
@@ -213,10 +212,10 @@ def problem_of(request: Request, error: Exception) -> ProblemError | None:
             # FastAPI's own message says only that there was an error in the body.
             fault = _fault_of_json(error.__cause__)
             return None if fault is None else BadRequest(fault)
-    is_of_database = isinstance(error, DATABASE_ERRORS)
-    found = (
-        database_problem(error) if is_of_database else storage_problem(error) if isinstance(error, OSError) else None
-    )
+        case OSError():
+            found = storage_problem(error)
+        case _:
+            found = database_problem(error) if isinstance(error, DATABASE_ERRORS) else None
     if found is not None:
         # The database's own message: SQLAlchemy's also holds the parameters of the statement.
         _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))

@@ -156,12 +156,6 @@ def test_printed_settings_mask_secrets() -> None:
     assert "s" * 24 not in str(shown)
 
 
-def test_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORESHOCK_PORT", "ninety")
-    with pytest.raises(ConfigurationError, match="FORESHOCK_PORT"):
-        load_settings()
-
-
 def test_limits_of_a_table_are_settings_with_the_librarys_defaults() -> None:
     assert decode_limits(Settings()) == DecodeLimits()
     assert decode_limits(Settings(max_tokens=7)) == replace(DecodeLimits(), max_tokens=7)

@@ -22,7 +22,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from foreshock.rollouts import encode_rollouts
-from foreshock_service.platform import disk_room
+from foreshock_service.platform import uploads
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.problem import database_problem, storage_problem
 from foreshock_service.platform.settings import Settings
@@ -220,12 +220,12 @@ def test_reserve_is_given_up_when_its_disk_is_full(tmp_path: Path, monkeypatch: 
     settings = Settings(database_url=f"sqlite:///{tmp_path}/f.db", store_url=str(tmp_path / "tokens"))
     reserve = tmp_path / "f.db.reserve"
     leave(monkeypatch, 65 * MEBIBYTE)
-    disk_room.make_reserve(settings)
+    uploads.make_reserve(settings)
     assert reserve.stat().st_size == 16 * MEBIBYTE
-    disk_room.free_reserve(settings)
+    uploads.free_reserve(settings)
     assert reserve.exists()
     leave(monkeypatch, MEBIBYTE - 1)
-    disk_room.free_reserve(settings)
+    uploads.free_reserve(settings)
     assert not reserve.exists()
-    disk_room.make_reserve(settings)
+    uploads.make_reserve(settings)
     assert not reserve.exists()

@@ -150,17 +150,6 @@ def test_a_unit_that_raises_rolls_back_alone(database: Database) -> None:
     assert names(database) == {f"key {number}" for number in range(60) if number % 3 != 0}
 
 
-def test_an_error_of_the_database_rolls_back_alone(database: Database) -> None:
-    def broken(session: Session) -> None:
-        add_key(session, "lost")
-        session.execute(select(func.no_such_function()))
-
-    with pytest.raises(Exception, match="no_such_function"):
-        database.write(broken)
-    database.write(lambda session: add_key(session, "kept"))
-    assert names(database) == {"kept"}
-
-
 def allow_pages(session: Session, more: int) -> None:
     """Leave room for so many pages; SQLite ends the whole transaction of a statement that finds none."""
     pages = session.execute(text("PRAGMA page_count")).scalar_one()

@@ -202,13 +202,6 @@ def test_last_decoder_is_left_to_the_other_key_that_is_active() -> None:
     assert {turns.take("heavy"), turns.take("heavy")} == {"first", "second"}
 
 
-def test_old_use_is_forgotten() -> None:
-    turns = Turns(["a decoder"], clock := Clock())
-    turns.give(turns.take("a"), "a", 64.0)
-    clock.now = 360.0
-    assert turns._recent("a") == 1.0
-
-
 def test_whoever_waits_is_refused_once_it_is_closed() -> None:
     turns = Turns(["a decoder"])
     turns.take()

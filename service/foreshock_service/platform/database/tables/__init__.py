@@ -6,7 +6,6 @@ A new table: a module here, an import below, then
 """
 
 from foreshock_service.platform.database.tables.base import *  # noqa: F403
-from foreshock_service.platform.database.tables.certificates import *  # noqa: F403
 from foreshock_service.platform.database.tables.probes import *  # noqa: F403
 from foreshock_service.platform.database.tables.runs import *  # noqa: F403
 from foreshock_service.platform.database.tables.watch import *  # noqa: F403

@@ -1,11 +1,11 @@
-"""Probes, their jobs and leases, their results, the known workers, and policies of automatic probes."""
+"""Probes, their jobs and leases, their results, the known workers, policies of automatic probes, and certificates."""
 
 from typing import Any
 
 from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from foreshock_service.platform.database.tables.base import Base, JsonColumn, RowOfStep, references
+from foreshock_service.platform.database.tables.base import Base, CompressedJson, JsonColumn, RowOfStep, references
 
 
 class Probe(Base):
@@ -227,3 +227,17 @@ class PolicyProbe(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     probe_id: Mapped[str | None] = mapped_column(ForeignKey("probes.id"))
+
+
+class StoredCertificate(Base):
+    """A certificate whole, and in short as lists have it. `digest` is that of the document as canonical JSON."""
+
+    __tablename__ = "certificates"
+    __table_args__ = (UniqueConstraint("project", "digest"), Index(None, "created_at_us", "id"))
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project: Mapped[str]
+    digest: Mapped[str]
+    summary: Mapped[dict[str, Any]] = mapped_column(CompressedJson)
+    document: Mapped[dict[str, Any]] = mapped_column(CompressedJson)
+    created_at_us: Mapped[int]
