@@ -26,6 +26,8 @@ from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Att
 from foreshock_service.runs import due, runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 
+NO_BOUND = 2**62
+
 
 class AttemptStart(NamedTuple):
     """The number of an attempt, and the step that it begins at."""
@@ -34,30 +36,24 @@ class AttemptStart(NamedTuple):
     resume_step: int
 
 
-@dataclass(frozen=True, slots=True)
-class ActiveRange:
-    """Range of steps `first` ≤ step < `end`, active in `attempt`; no upper bound if `end` is None."""
+class ActiveRange(NamedTuple):
+    """Range of steps `first` ≤ step < `end`, active in `attempt`."""
 
     attempt: int
     first: int
-    end: int | None
-
-    def contains(self, table: Any) -> list[ColumnElement[bool]]:
-        """Return the SQL conditions for rows of this range in a table of steps."""
-        within = [table.attempt == self.attempt, table.step >= self.first]
-        return within if self.end is None else [*within, table.step < self.end]
+    end: int
 
 
-def active_ranges(attempts: Sequence[AttemptStart], first: int = 0, last: int | None = None) -> list[ActiveRange]:
-    """Return the ranges of active steps within `first` ≤ step ≤ `last` (None: no bound), newest attempt first.
+def active_ranges(attempts: Sequence[AttemptStart], first: int = 0, last: int = NO_BOUND) -> list[ActiveRange]:
+    """Return the ranges of active steps within `first` ≤ step ≤ `last`, newest attempt first.
 
     `attempts` are in the order in which they began. The ranges do not overlap; each begins where the next one ends.
     """
     ranges: list[ActiveRange] = []
-    end = None if last is None else last + 1
+    end = last + 1
     for attempt in reversed(attempts):
         begin = max(attempt.resume_step, first)
-        if end is None or begin < end:
+        if begin < end:
             ranges.append(ActiveRange(attempt.attempt, begin, end))
             end = begin
     return ranges
@@ -70,18 +66,18 @@ def active_attempt_of(attempts: Sequence[AttemptStart], step: int) -> int | None
 
 def in_ranges(ranges: Iterable[ActiveRange], table: Any) -> ColumnElement[bool]:
     """Return the SQL condition for rows of these ranges in a table of steps."""
-    conditions = [and_(*each.contains(table)) for each in ranges]
+    conditions = [
+        and_(table.attempt == attempt, table.step >= first, table.step < end) for attempt, first, end in ranges
+    ]
     return or_(*conditions) if conditions else false()
 
 
-def active_rows(
-    session: Session, run_id: str, table: Any, first: int = 0, last: int | None = None
-) -> ColumnElement[bool]:
+def active_rows(session: Session, run_id: str, table: Any, first: int = 0, last: int = NO_BOUND) -> ColumnElement[bool]:
     """Return the SQL condition for rows of the run's active steps, `first` ≤ step ≤ `last`, in a table of steps."""
     return in_ranges(ranges_of_run(session, run_id, first, last), table)
 
 
-def ranges_of_run(session: Session, run_id: str, first: int = 0, last: int | None = None) -> list[ActiveRange]:
+def ranges_of_run(session: Session, run_id: str, first: int = 0, last: int = NO_BOUND) -> list[ActiveRange]:
     """Return the ranges of the run's active steps within `first` ≤ step ≤ `last`, newest attempt first."""
     return active_ranges(attempts_of_run(session, run_id), first, last)
 
@@ -300,13 +296,13 @@ def check_attempt(session: Session, run_id: str, attempt: int) -> None:
 
 
 def rows_of_steps(
-    session: Session, run_id: str, attempt: int | None, table: Any, first: int = 0, last: int | None = None
+    session: Session, run_id: str, attempt: int | None, table: Any, first: int = 0, last: int = NO_BOUND
 ) -> ColumnElement[bool]:
     """Return the SQL condition for rows of one attempt (None: of the active steps). Raises AttemptNotFound."""
     if attempt is None:
         return active_rows(session, run_id, table, first, last)
     check_attempt(session, run_id, attempt)
-    return in_ranges([ActiveRange(attempt, first, None if last is None else last + 1)], table)
+    return in_ranges([ActiveRange(attempt, first, last + 1)], table)
 
 
 def visible_step(

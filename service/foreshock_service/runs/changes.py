@@ -7,7 +7,6 @@ common case, a run that names only one setup, this takes one query.
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Any, cast
 
@@ -171,13 +170,8 @@ def _observed(session: Session, run_id: str) -> list[ChangeRecord]:
 
 def _between(setups: dict[int, str], before: str, after: str) -> list[DifferenceRecord]:
     """Return the differences between the setups of two steps, given by number; empty if one only has more fields."""
-    old, new = (tuple(setups[number] for number in _numbers(each)) for each in (before, after))
-    return [] if old == new else _differences(old, new)
-
-
-@lru_cache(maxsize=256)
-def _differences(before: tuple[str, ...], after: tuple[str, ...]) -> list[DifferenceRecord]:
-    return differences([json.loads(text) for text in before], [json.loads(text) for text in after])
+    old, new = ([setups[number] for number in _numbers(each)] for each in (before, after))
+    return [] if old == new else differences(list(map(json.loads, old)), list(map(json.loads, new)))
 
 
 def differences(before: Sequence[Setup], after: Sequence[Setup]) -> list[DifferenceRecord]:

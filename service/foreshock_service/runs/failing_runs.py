@@ -4,7 +4,7 @@ Every loop over runs, and every handler that derives something from a run's stor
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -78,21 +78,6 @@ class RunIsolated:
         failed = RunFailed(self.run_id, error, self.work)
         self.database.write(lambda session: self.events.publish(session, failed))
         return True
-
-
-def for_each_run(
-    database: Database,
-    events: EventBus,
-    run_ids: Iterable[str],
-    run_one: Callable[[str], int | bool],
-    work: str = "judge this run",
-) -> int:
-    """Work on one run after the other, and return the sum of the results; the error of one run stops no other."""
-    done = 0
-    for run_id in run_ids:
-        with RunIsolated(database, events, run_id, work):
-            done += run_one(run_id)
-    return done
 
 
 def read_runs(

@@ -188,7 +188,7 @@ def newest_steps(
             inner.c.attempt == tables.Attempt.attempt,
             inner.c.comparison == comparison,
             # Steps from the resume step of a later attempt on are superseded.
-            inner.c.step < func.coalesce(end.correlate(tables.Attempt).scalar_subquery(), 2**62),
+            inner.c.step < func.coalesce(end.correlate(tables.Attempt).scalar_subquery(), attempts.NO_BOUND),
         )
         .order_by(inner.c.step.desc())
         .limit(count)

@@ -26,7 +26,7 @@ from foreshock_service.platform.database.tables import NEWEST_ATTEMPT_FIRST, Att
 from foreshock_service.runs import due
 from foreshock_service.runs.diagnoses import has_verdict, verdicts_of_runs
 from foreshock_service.runs.events import AdviceModeChanged, RunBecameStale, RunRemoved, TrainerHeard
-from foreshock_service.runs.failing_runs import for_each_run
+from foreshock_service.runs.failing_runs import RunIsolated
 
 RunState = Literal["running", "finished", "failed"]
 """The states that a client or an operator sets."""
@@ -378,8 +378,11 @@ def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
             context.events.publish(session, RunBecameStale(run_id, stale.last_step, context.settings.stale_seconds))
         return stale is not None
 
-    database = context.database
-    return for_each_run(database, context.events, run_ids, lambda run_id: database.write(partial(mark, run_id)))
+    marked = 0
+    for run_id in run_ids:
+        with RunIsolated(context.database, context.events, run_id):
+            marked += context.database.write(partial(mark, run_id))
+    return marked
 
 
 def delete_run(session: Session, events: EventBus, principal: security.Principal, run_id: str) -> None:

@@ -14,6 +14,7 @@ from foreshock_service.platform.context import EventBus
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.attempts import (
+    NO_BOUND,
     AttemptCreate,
     AttemptStart,
     active_attempt_of,
@@ -40,13 +41,13 @@ def test_step_is_active_in_newest_attempt_that_began_at_or_before_it(resume_step
     assert active_attempt_of(attempts, step) == (max(eligible) if eligible else None)
 
 
-@given(st.lists(st.integers(0, 30), max_size=6), st.integers(0, 40), st.none() | st.integers(0, 40))
-def test_bounded_ranges_hold_the_active_steps_within(resume_steps: list[int], first: int, last: int | None) -> None:
+@given(st.lists(st.integers(0, 30), max_size=6), st.integers(0, 40), st.just(NO_BOUND) | st.integers(0, 40))
+def test_bounded_ranges_hold_the_active_steps_within(resume_steps: list[int], first: int, last: int) -> None:
     attempts = attempts_from(resume_steps)
     bounded = active_ranges(attempts, first, last)
     for step in range(50):
-        inside = first <= step and (last is None or step <= last)
-        holding = [each.attempt for each in bounded if each.first <= step and (each.end is None or step < each.end)]
+        inside = first <= step <= last
+        holding = [each.attempt for each in bounded if each.first <= step < each.end]
         assert holding == ([active] if inside and (active := active_attempt_of(attempts, step)) is not None else [])
 
 

@@ -138,8 +138,7 @@ class Turns(Generic[Place]):
         with self._changed:
             self._waiting[ticket] = key
             try:
-                while not self._closed and self._next() is not ticket:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._closed or self._next() is ticket)
                 if self._closed:
                     raise RuntimeError("the decoders are closed")
                 self._running[key] += 1
@@ -164,14 +163,9 @@ class Turns(Generic[Place]):
             self._changed.notify_all()
 
     def _next(self) -> object | None:
-        """Return the ticket that is next; None if no waiting key may take a place."""
-        best: tuple[float, object] | None = None
-        for ticket, key in self._waiting.items() if self._idle else ():
-            used = self._recent(key)
-            # Of equals the first one wins: it came first.
-            if self._may_take(key) and (best is None or used < best[0]):
-                best = (used, ticket)
-        return None if best is None else best[1]
+        able = [ticket for ticket, key in self._waiting.items() if self._idle and self._may_take(key)]
+        # Of equals the first one wins: it came first.
+        return min(able, key=lambda ticket: self._recent(self._waiting[ticket]), default=None)
 
     def _may_take(self, key: str | None) -> bool:
         if key is None or len(self._idle) > 1 or not self._running[key]:

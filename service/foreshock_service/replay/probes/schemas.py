@@ -1,17 +1,16 @@
 """The body of a request for a probe, and probes as they are shown."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from foreshock.api import probes, records
 from foreshock.probe_kinds import DOCTOR, DOCTOR_CANDIDATES, DOCTOR_SECONDS, EXACT, PROBE_KINDS, ROUTING
 from foreshock.scorers import REFERENCE, TRAINER_REPLAY
-from foreshock_service.platform.database.tables import Probe, ProbeJob
+from foreshock_service.platform.database.tables import ProbeJob
 from foreshock_service.platform.parameters import AttemptNumber, JsonObject, Step
 from foreshock_service.replay.probes.environments import names_in_words
-from foreshock_service.replay.probes.jobs import Priority, state_of_probe
+from foreshock_service.replay.probes.jobs import Priority
 
 if TYPE_CHECKING:
     KindName = str
@@ -108,30 +107,6 @@ class ProbeCreate(BaseModel):
         if not self.scorers and not self.exact_pairs:
             raise ValueError("a probe needs at least one item in `scorers` or `exact_pairs`, got none")
         return self
-
-
-def probe_record(probe: Probe, jobs: Sequence[ProbeJob], waiting: Mapping[str, str | None]) -> probes.ProbeRecord:
-    """Return the probe as it is shown; `waiting` has the reasons of queued jobs by id."""
-    state, reason = state_of_probe(list(jobs))
-    return records.from_attributes(
-        probes.ProbeRecord,
-        probe,
-        run=probe.run_id,
-        state=state.value,
-        reason=reason or next((waiting[job.id] for job in jobs if waiting.get(job.id)), None),
-        jobs=tuple(
-            records.from_attributes(
-                probes.JobRecord,
-                job,
-                engine=job.engine.partition(".")[0],
-                attempts=job.tries,
-                reason=job.reason or waiting.get(job.id),
-                environments=tuple(job.environments),
-                environment_note=environment_note(job),
-            )
-            for job in jobs
-        ),
-    )
 
 
 def environment_note(job: ProbeJob) -> str | None:

@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, digests, errors, probe_kinds
-from foreshock.api.probes import ProbeRecord
+from foreshock.api.probes import JobRecord, ProbeRecord
+from foreshock.api.records import from_attributes
 from foreshock.api.watch import STANDING
 from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
 from foreshock_service.platform import audit, pagination, parameters, problem, security
@@ -433,7 +434,31 @@ def _read(session: Session, probes: Sequence[Any]) -> list[ProbeRecord]:
         for job in jobs[probe.id]
         if job.state == transitions.JobState.QUEUED
     }
-    return [schemas.probe_record(probe, jobs[probe.id], waiting) for probe, _ in probes]
+    found = []
+    for probe, _ in probes:
+        own = jobs[probe.id]
+        state, reason = transitions.state_of_probe(own)
+        record = from_attributes(
+            ProbeRecord,
+            probe,
+            run=probe.run_id,
+            state=state.value,
+            reason=reason or next((waiting[job.id] for job in own if waiting.get(job.id)), None),
+            jobs=tuple(
+                from_attributes(
+                    JobRecord,
+                    job,
+                    engine=job.engine.partition(".")[0],
+                    attempts=job.tries,
+                    reason=job.reason or waiting.get(job.id),
+                    environments=tuple(job.environments),
+                    environment_note=schemas.environment_note(job),
+                )
+                for job in own
+            ),
+        )
+        found.append(record)
+    return found
 
 
 def cancel_jobs_of_run(session: Session, removed: events.RunRemoved) -> None:

@@ -26,7 +26,7 @@ from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step
 from foreshock_service.runs import attempts, changes, due, lint, measurements, runs, steps
 from foreshock_service.runs.events import ScalarsLogged
-from foreshock_service.runs.failing_runs import for_each_run
+from foreshock_service.runs.failing_runs import RunIsolated
 from foreshock_service.runs.scalars import newest_step_with_scalars, scalars_of_active_steps, steps_with_scalars
 from foreshock_service.watch.rules import rules_in_force
 
@@ -181,7 +181,11 @@ def close_scalar_tails(context: ServiceContext) -> int:
     with context.database.read() as session:
         run_ids = session.scalars(waiting.order_by(ScalarTail.run_id).limit(_RUNS_PER_SWEEP)).all()
     database, events = context.database, context.events
-    return for_each_run(database, events, run_ids, lambda run_id: database.write(partial(_close, run_id)))
+    closed = 0
+    for run_id in run_ids:
+        with RunIsolated(database, events, run_id):
+            closed += database.write(partial(_close, run_id))
+    return closed
 
 
 def _close(run_id: str, session: Session) -> bool:
