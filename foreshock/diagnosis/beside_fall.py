@@ -57,8 +57,8 @@ def fall_that_is_over(history: History) -> tuple[DiagnosisCause, ...]:
     alike = (each.cleared for each in history.alerts if each.rule in (COLLAPSE_RULE, FALL_RULE))
     back = max(each for each in alike if each is not None and each >= fall.cleared)
     title = f"the reward fell {levels} at step {fall.onset}, and is back since step {back}{after}"
-    advice = "Look at the updates and the batches about it; nothing is to be done now."
-    return (_cause(FELL_BEFORE, title, f"{title}.", advice if not spike else spike[0].what_to_do, fall.onset),)
+    # Without a reason there is nothing to do, and what is missing comes first.
+    return (_cause(FELL_BEFORE, title, f"{title}.", spike[0].what_to_do if spike else "", fall.onset),)
 
 
 def spike_before(fall: PastAlert, gradients: SteppedValues) -> tuple[DiagnosisCause, ...]:

@@ -79,6 +79,9 @@ def test_a_fall_that_is_over_is_told_in_a_healthy_headline() -> None:
     said = "but the reward fell from 0.58 to 0.14 at step 76, and is back since step 100"
     assert said in found.headline
     assert "(a gradient norm of 81 at step 75)" in found.causes[0].sentence
+    without_reason = diagnose(replace(over(100, 9.0), gradients=SteppedValues()))
+    assert said in without_reason.headline
+    assert [without_reason.causes[0].what_to_do, *without_reason.next_steps] == [""]
     assert fall_that_is_over(over(100, 2.0)) == ()  # noise may have made it
     assert fall_that_is_over(over(60, 9.0)) == ()  # long ago
 
