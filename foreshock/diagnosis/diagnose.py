@@ -63,7 +63,7 @@ from foreshock.diagnosis.source_rewards import sources_in_fall
 from foreshock.diagnosis.stale_part import STALE_PART, stale_part
 from foreshock.diagnosis.tool_answers import tools_in_fall
 from foreshock.diagnosis.wording import number, plural, ranks_in_words
-from foreshock.lint.checks.duplicates import ALIKE
+from foreshock.lint.checks.duplicates import ALIKE, COPIES
 from foreshock.severity import severity_rank
 
 JUDGE_VERSION: Final = "19"
@@ -230,7 +230,7 @@ def _proven_fault(told: Sequence[DiagnosisCause]) -> DiagnosisCause | None:
     """Return the first fault of the data that is proven and that makes a run unhealthy whatever k3 is."""
     grave = NOT_MEASURED | OF_DATA | {STALE_PART}
     shown = (each for each in told if each.certainty == "shown")
-    return next((each for each in shown if each.name in grave or each.title.startswith(ALIKE)), None)
+    return next((each for each in shown if each.name in grave or each.title.startswith((ALIKE, COPIES))), None)
 
 
 def _recurs_since(history: History) -> int | None:

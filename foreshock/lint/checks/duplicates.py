@@ -1,4 +1,4 @@
-"""Equal rollouts: logged more than once, or one response to most prompts."""
+"""Equal rollouts: copies in the log or of one seed, or one response to most prompts."""
 
 from __future__ import annotations
 
@@ -174,8 +174,9 @@ def _check(judging: Judging) -> Outcome:
     if log_chance > _LOG_CHANCE:
         return nothing
     rollouts = len(hashes.keys)
-    # Copies of rows, a seed for all samples of a prompt, and sampling at temperature 0 look the same.
-    one = np.unique(hashes.contents).size == np.unique(hashes.prompts).size < rollouts
+    # Copies of rows, a seed that several samplers share, and sampling at temperature 0 look the same.
+    different, prompts = np.unique(hashes.contents).size, np.unique(hashes.prompts).size
+    one = different == prompts < rollouts
     greedy = "; no prompt has two different responses" if one else ""
     probability = format_number(math.exp(level))
     counted = f"; {repeated:,} of these responses have a probability of at most {probability}, where" if level else ";"
@@ -186,7 +187,17 @@ def _check(judging: Judging) -> Outcome:
     numbers = {"repeated": repeated, "expected": expected, "repeated_in_all": in_all, "rollouts": rollouts}
     if one:
         return Finding("warning", seen, numbers, title=ALIKE, remedy=_ONE_SEED)
+    if prompts >= _LEAST_PROMPTS and _are_all_copied(hashes):
+        title = f"{COPIES}: {different / prompts:.2g} of {rollouts / prompts:.2g} are different on average"
+        return Finding("warning", seen, numbers, title=title, remedy=_SHARED_SEED)
     return Finding("warning", seen, numbers)
+
+
+def _are_all_copied(hashes: Hashes) -> bool:
+    """Return whether at most half of the rollouts of each prompt are different."""
+    _, of_prompts, counts = np.unique(hashes.prompts, return_inverse=True, return_counts=True)
+    different = np.bincount(of_prompts[np.unique(hashes.contents, return_index=True)[1]], minlength=len(counts))
+    return bool(np.all(2 * different <= counts))
 
 
 def has_copies(hashes: Hashes) -> bool:
@@ -234,16 +245,22 @@ def _check_same(judging: Judging) -> Outcome:
 
 
 ALIKE = "all samples of each prompt are the same response"
+COPIES = "the samples of each prompt are copies"
 _ONE_SEED = (
     "Look for one seed for all samples of a prompt, for a cache of generations, and for temperature 0 (declare it, if "
     "it is meant). Or each rollout is logged more than once: log before batches are padded, and from one rank."
 )
+_SHARED_SEED = (
+    "Look for a seed that several engines or workers share: each needs its own. Or each rollout is logged more than "
+    "once: log before batches are padded, and from one rank. If sampling was sharper than log μ shows, declare it."
+)
 DUPLICATED = Check(
     "duplicated_rollouts",
-    "rollouts are logged more than once",
+    "rollouts are copies of others",
     "Counts and lengths are too high and intervals too narrow: a copy adds no information.",
-    "Log before batches are padded to a multiple by repeating rollouts, and log each rollout from one rank. If "
-    "sampling was sharper than log μ shows (a low temperature), declare it: then this check does not apply.",
+    "Log before batches are padded to a multiple by repeating rollouts, and log each rollout from one rank. If no row "
+    "is logged twice, look for samplers that share a seed. If sampling was sharper than log μ shows (a low "
+    "temperature), declare it: then this check does not apply.",
     _check,
     unless=_if_none,
     explains=False,

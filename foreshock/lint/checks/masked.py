@@ -1,15 +1,16 @@
-"""Masked tokens that carry values, and placeholders at masked tokens, which are ignored."""
+"""Masked tokens that carry values, maybe of whole responses; placeholders at masked tokens are ignored."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from foreshock.lint.checks.responses import Rollouts
 from foreshock.lint.constants import constant_of_masked
 from foreshock.lint.counting import Bools, Counting, Counts, Floats, Ints
-from foreshock.lint.judging import Check, Clean, Finding, Judging, Outcome
+from foreshock.lint.judging import Check, Clean, Finding, Judging, Outcome, format_percent
 from foreshock.measures.inputs import truncated_rollouts
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
@@ -17,19 +18,28 @@ from foreshock.rollouts.schema import are_log_probs
 
 @dataclass
 class Masked(Counts):
-    """Masked tokens with a value other than 0 or a constant; without truncated responses that are masked as a whole."""
+    """Masked tokens with a value other than 0 or a constant; without truncated responses that are masked as a whole.
+
+    `finished` are the responses that are masked as a whole and are known not to be cut, `of_finished` their tokens with
+    a log μ.
+    """
 
     rollout: int = 0
     trainer: int = 0
     entropy: int = 0
     advantage: int = 0
     placeholders: int = 0
+    finished: int = 0
+    of_finished: int = 0
 
     def add_batch(self, counting: Counting) -> None:
         batch = counting.batch
         masked = masked_places(batch)
         columns = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs, "entropy": batch.entropy}
         columns["advantage"] = batch.advantage if batch.advantage_per_token else None
+        truncated, is_known = truncated_rollouts(batch)
+        finished = (batch.generated_lengths == 0) & (batch.response_lengths > 0) & is_known & ~truncated
+        self.finished += int(finished.sum())
         for name, column in columns.items() if masked.size else ():
             if column is None:
                 continue
@@ -43,6 +53,8 @@ class Masked(Counts):
                 found &= ~constant
             places = outside_overlong(batch, masked[found])
             setattr(self, name, getattr(self, name) + places.size)
+            if name == "rollout":
+                self.of_finished += int(finished[rows_of(batch, places)].sum())
             if name in ("rollout", "advantage"):
                 what = f"{name} log-prob" if name == "rollout" else name
                 for place in places[:2].tolist():
@@ -67,8 +79,12 @@ def outside_overlong(batch: RolloutBatch, masked: Ints) -> Ints:
     if not masked.size:
         return masked
     overlong = truncated_rollouts(batch)[0] & (batch.generated_lengths == 0)
-    rows = np.searchsorted(batch.response_offsets, masked, side="right") - 1
-    return np.asarray(masked[~overlong[rows]])
+    return np.asarray(masked[~overlong[rows_of(batch, masked)]])
+
+
+def rows_of(batch: RolloutBatch, tokens: Ints) -> Ints:
+    """Return the rollout of each token."""
+    return np.searchsorted(batch.response_offsets, tokens, side="right") - 1
 
 
 _NAMES = {"rollout": "a log μ", "advantage": "an advantage", "trainer": "a log π", "entropy": "an entropy"}
@@ -84,10 +100,22 @@ def _check(judging: Judging) -> Outcome:
         numbers["rollout"] = 0
     if not (numbers["rollout"] or numbers["advantage"]):
         return Clean()
+    found = judging[Masked]
+    if found.of_finished and found.of_finished >= _MOST * numbers["rollout"]:
+        rollouts = judging[Rollouts].rollouts
+        title = f"{format_percent(found.finished, rollouts)} of the responses were not cut and are masked as a whole"
+        seen = f"{found.finished:,} of {rollouts:,} responses were not cut and have mask 0 at every token."
+        return Finding("warning", seen, {"finished": found.finished}, title=title, remedy=_FILTER)
     counted = ", ".join(f"{number:,} have {_NAMES[name]}" for name, number in numbers.items() if number)
     return Finding("warning", f"Of {masked:,} masked tokens, {counted} other than 0.", {"masked": masked, **numbers})
 
 
+_MOST: Final = 0.9
+"""A filter of responses is told if it makes this part of the masked tokens with a log μ."""
+_FILTER = (
+    "If it is not meant, look at the filter of overlong responses: it must know each token id that ends a response, or "
+    "go by the finish reason."
+)
 MASKED = Check(
     "masked_values",
     "masked tokens carry values",

@@ -139,7 +139,7 @@ def _if_of_another(judging: Judging, log_probs: float) -> str:
     if judging[RolloutValues].placeholders:
         return "some values of log μ are placeholders"
     if has_copies(judging[Repeats].hashes):
-        return "rollouts are logged more than once"
+        return "rollouts are copies of others"
     others = {**OF_BEHAVIOUR, "rows_exchanged": "the two log-probs belong to different rollouts"}
     if why := next((why for name, why in others.items() if judging.found(name)), ""):
         return why

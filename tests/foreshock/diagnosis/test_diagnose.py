@@ -17,7 +17,7 @@ from foreshock.diagnosis.history import AwaitedShards, History, PastAlert, Stepp
 from foreshock.diagnosis.mismatch_rules import K3, LOWER, PROBE
 from foreshock.diagnosis.quantities import LARGEST_D_KEY, MEAN_D_KEY
 from foreshock.lint import CHECKS
-from foreshock.lint.checks.duplicates import ALIKE
+from foreshock.lint.checks.duplicates import ALIKE, COPIES, DUPLICATED
 
 STEPS = range(40)
 HEALTHY = History(
@@ -751,7 +751,7 @@ def test_a_run_with_a_fault_of_the_data_is_not_healthy(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("title", "verdict"), [(ALIKE, "warning"), ("rollouts are logged more than once", "healthy")])
+@pytest.mark.parametrize(("title", "verdict"), [(ALIKE, "warning"), (COPIES, "warning"), (DUPLICATED.title, "healthy")])
 def test_samples_that_are_all_alike_make_a_run_unhealthy(title: str, verdict: str) -> None:
     found = replace(SHIFT, name="duplicated_rollouts", title=title, explains=False)
     assert diagnose(replace(HEALTHY, causes=(found,))).verdict == verdict

@@ -12,6 +12,7 @@ import pytest
 
 from foreshock.api.steps import LintWarningRecord
 from foreshock.lint import CHECKS, LintReport, collect_evidence, lint_batch, run_checks
+from foreshock.lint.checks.duplicates import COPIES, DUPLICATED
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.conftest import real_mu, real_pi, recorded_step, recorded_steps
 from tests.foreshock.lint.healthy import healthy_batch, log_softmax
@@ -231,6 +232,17 @@ def test_rollouts_repeated_to_fill_a_batch_are_duplicates() -> None:
     assert warning.evidence["repeated"] > 3
     assert warning.evidence["expected"] < 0.1
     assert "equals row-" in warning.where[0].text
+    assert warning.title == DUPLICATED.title
+
+
+def test_engines_that_share_a_seed_leave_few_different_samples_of_each_prompt() -> None:
+    batch = healthy_batch(1, groups=15, per_group=8, longest=60)
+    rows = np.arange(120) // 8 * 8 + np.arange(120) % 2  # each of four engines draws the same two
+    warning = only(
+        lint_batch(replace(batch.select(rows), sample_ids=[f"row-{row}" for row in range(120)])), "duplicated_rollouts"
+    )
+    assert warning.title == f"{COPIES}: 2 of 8 are different on average"
+    assert "a seed that several engines" in warning.remedy
 
 
 def test_batch_logged_twice_is_found_across_shards() -> None:
@@ -300,6 +312,8 @@ def test_truncated_responses_that_are_masked_as_a_whole_are_no_finding(step: Rol
     advantage = np.repeat(np.asarray(step.reward), step.response_lengths) - np.float32(0.3)
     filtered = replace(step, response_mask=mask, finish_reasons=reasons, advantage=advantage, advantage_per_token=True)
     assert names(lint_batch(filtered)) == (set() if reason == "length" else {"masked_values"})
+    if reason == "stop":
+        assert only(lint_batch(filtered), "masked_values").title.endswith("were not cut and are masked as a whole")
     # A part of a truncated response is none of it.
     if reason == "length":
         mask[step.response_offsets[:-1]] = 1

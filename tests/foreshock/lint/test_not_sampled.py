@@ -118,7 +118,7 @@ def test_placeholders_copies_and_raw_log_probs_are_not_checked() -> None:
     batch = healthy_batch(1)
     copies = forced(batch, ends(batch)).select(np.repeat(np.arange(128), 2))
     twice = replace(copies, sample_ids=[f"row-{row}" for row in range(256)])
-    assert "logged more than once" in not_checked(lint_batch(twice))[NAME]
+    assert "copies of others" in not_checked(lint_batch(twice))[NAME]
     assert "placeholders" in not_checked(lint_batch(forced(batch, ends(batch), -9999.0)))[NAME]
     hot = healthy_batch(
         0, Policy(sharpness=4.0, vocabulary=16, temperature=2.0), per_group=64, attributes=BatchAttributes()
