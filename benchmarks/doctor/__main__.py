@@ -6,7 +6,7 @@ and 5,000 … 5,065 only for faults. 7,000 … 7,746 were used in part and chang
 `results/doctor.txt`, 9,500 … 9,700 were used in part. 10,000 … 10,035 (parameters together), 10,100 … 10,346 and
 10,300 … 10,359 were used in part, as were 11,000 … 11,002, 12,000 … 15,010 and, foreign ones only,
 16,000 … 16,045, 17,000 … 17,251 in part, 18,000 … 18,848, 20,000 … 20,251, 21,000 … 21,445,
-22,000 … 22,259, 23,000 … 23,042 (engine) and 24,000 … 24,017 (foreign).
+22,000 … 22,259, 23,000 … 23,042 (engine), 24,000 … 24,017 and 24,100 … 24,145 (foreign), 25,000 … 25,684.
 19,000 … 19,999 are for tuning.
 
 **Within rounding.** A single fault of one side that moves its log-probs by no more than rounding does
@@ -43,7 +43,7 @@ from foreshock.doctor import Budget, DoctorReport, examine
 from foreshock.rollouts import BatchAttributes
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-LOCKED = 25_000
+LOCKED = 26_000
 PAIRS = 30
 GROUPS = ("faults", "pairs", "controls", "together", "foreign", "engine")
 
