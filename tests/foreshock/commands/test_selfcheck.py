@@ -40,7 +40,7 @@ def write_lines(path: Path, batch: RolloutBatch, **changed: np.ndarray) -> Path:
 
 def test_recorded_run_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selfcheck", str(RECORDED)]) == 0
-    assert "160 steps, 20,480 rollouts, 389,887 tokens, 46 of 47 checks: clean." in capsys.readouterr().out
+    assert "160 steps, 20,480 rollouts, 389,887 tokens, 47 of 48 checks: clean." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("folder", ["nemo-rl", "prime-rl", "slime"])
@@ -58,7 +58,7 @@ def test_checks_with_one_missing_column_share_a_line(tmp_path: Path, capsys: pyt
     assert main(["selfcheck", str(path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "1 step, 128 rollouts" in text
-    assert "20 of 47 checks: clean." in text
+    assert "20 of 48 checks: clean." in text
     assert text.count("needs rollout_log_probs and trainer_log_probs") == 1
     assert "identical_log_probs, wrong_log_base" in text
 
