@@ -40,6 +40,11 @@ def row_of_position(offsets: NDArray[np.int64], position: int) -> int:
     return int(np.searchsorted(offsets, position, side="right")) - 1
 
 
+def rows_of_positions(offsets: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the row of each flat position."""
+    return np.searchsorted(offsets, positions, side="right") - 1
+
+
 def row_ranges(offsets: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
     """Yield (first, end) of consecutive rows: as many as have at most `most` values together, and at least one."""
     first, rows = 0, offsets.size - 1

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from foreshock.lint.checks.pairs import Pairs, if_invalid
 from foreshock.lint.counting import LARGEST_D, Counting, Counts, Ints, Table, TokenPairs
 from foreshock.lint.judging import Check, Clean, Finding, Judging, Outcome, format_number, format_percent
+from foreshock.rollouts.arrays import rows_of_positions
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
 
@@ -114,9 +115,7 @@ def _candidates(batch: RolloutBatch, large: Ints) -> list[int]:
     Ids rank by R² / occurrences, where R is the number of searched windows with the id; ties rank by distance.
     """
     offsets, ids, generated = batch.response_offsets, batch.response_token_ids, batch.generated
-    rows, first, many = np.unique(
-        np.searchsorted(offsets, large, side="right") - 1, return_index=True, return_counts=True
-    )
+    rows, first, many = np.unique(rows_of_positions(offsets, large), return_index=True, return_counts=True)
     windows, distances = Counter[int](), Counter[int]()
     for each in np.argsort(-many, kind="stable")[:_ROLLOUTS_SEARCHED]:
         end = int(large[first[each]])
@@ -142,7 +141,7 @@ def _sums_of(
     """
     offsets, groups = batch.response_offsets, batch.group_ids
     places = np.flatnonzero((batch.response_token_ids == token_id) & batch.generated)
-    rows, first = np.unique(np.searchsorted(offsets, places, side="right") - 1, return_index=True)
+    rows, first = np.unique(rows_of_positions(offsets, places), return_index=True)
     at, masked = places[first] + 1, before[3]
     kept = before[0, offsets[rows + 1]] > before[0, at]
     next_large = np.searchsorted(large, at)

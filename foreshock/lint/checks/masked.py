@@ -12,6 +12,7 @@ from foreshock.lint.constants import constant_of_masked
 from foreshock.lint.counting import Bools, Counting, Counts, Floats, Ints
 from foreshock.lint.judging import Check, Clean, Finding, Judging, Outcome, format_percent
 from foreshock.measures.inputs import truncated_rollouts
+from foreshock.rollouts.arrays import rows_of_positions
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
 
@@ -35,12 +36,17 @@ class Masked(Counts):
     def add_batch(self, counting: Counting) -> None:
         batch = counting.batch
         masked = masked_places(batch)
+        if not masked.size:
+            return
         columns = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs, "entropy": batch.entropy}
         columns["advantage"] = batch.advantage if batch.advantage_per_token else None
         truncated, is_known = truncated_rollouts(batch)
-        finished = (batch.generated_lengths == 0) & (batch.response_lengths > 0) & is_known & ~truncated
+        is_whole = (batch.generated_lengths == 0) & (batch.response_lengths > 0)
+        finished = is_whole & is_known & ~truncated
         self.finished += int(finished.sum())
-        for name, column in columns.items() if masked.size else ():
+        rows = rows_of_positions(batch.response_offsets, masked)
+        outside = ~(truncated & is_whole)[rows]
+        for name, column in columns.items():
             if column is None:
                 continue
             values = column[masked]
@@ -51,10 +57,11 @@ class Masked(Counts):
                     np.count_nonzero(np.isfinite(values) & ~are_log_probs(values)) + constant.sum()
                 )
                 found &= ~constant
-            places = outside_overlong(batch, masked[found])
+            found &= outside
+            places = masked[found]
             setattr(self, name, getattr(self, name) + places.size)
             if name == "rollout":
-                self.of_finished += int(finished[rows_of(batch, places)].sum())
+                self.of_finished += int(finished[rows[found]].sum())
             if name in ("rollout", "advantage"):
                 what = f"{name} log-prob" if name == "rollout" else name
                 for place in places[:2].tolist():
@@ -79,15 +86,18 @@ def outside_overlong(batch: RolloutBatch, masked: Ints) -> Ints:
     if not masked.size:
         return masked
     overlong = truncated_rollouts(batch)[0] & (batch.generated_lengths == 0)
-    return np.asarray(masked[~overlong[rows_of(batch, masked)]])
-
-
-def rows_of(batch: RolloutBatch, tokens: Ints) -> Ints:
-    """Return the rollout of each token."""
-    return np.searchsorted(batch.response_offsets, tokens, side="right") - 1
+    return np.asarray(masked[~overlong[rows_of_positions(batch.response_offsets, masked)]])
 
 
 _NAMES = {"rollout": "a log μ", "advantage": "an advantage", "trainer": "a log π", "entropy": "an entropy"}
+
+
+_MOST: Final = 0.9
+"""A filter of responses is told if it makes this part of the masked tokens with a log μ."""
+_FILTER = (
+    "If it is not meant, look at the filter of overlong responses: it must know each token id that ends a response, or "
+    "go by the finish reason."
+)
 
 
 def _check(judging: Judging) -> Outcome:
@@ -110,12 +120,6 @@ def _check(judging: Judging) -> Outcome:
     return Finding("warning", f"Of {masked:,} masked tokens, {counted} other than 0.", {"masked": masked, **numbers})
 
 
-_MOST: Final = 0.9
-"""A filter of responses is told if it makes this part of the masked tokens with a log μ."""
-_FILTER = (
-    "If it is not meant, look at the filter of overlong responses: it must know each token id that ends a response, or "
-    "go by the finish reason."
-)
 MASKED = Check(
     "masked_values",
     "masked tokens carry values",

@@ -30,6 +30,7 @@ from foreshock.lint.counting import (
     largest,
 )
 from foreshock.lint.judging import Check, Clean, Finding, Judging, NotChecked, Outcome, format_number, format_percent
+from foreshock.rollouts.arrays import rows_of_positions
 from foreshock.rollouts.schema import are_log_probs
 
 # The examples of these names are the values found in place of log μ, 0 and constants such as −3, and of log π.
@@ -84,7 +85,7 @@ class NoMu(Counts):
             return
         differs = below | ((pairs.d > np.float32(CLEARLY)) & (pairs.mu != 0))
         zeros = np.flatnonzero(np.isin(pairs.mu, [0.0, *constants]))
-        rows = np.searchsorted(pairs.offsets, zeros, side="right") - 1
+        rows = rows_of_positions(pairs.offsets, zeros)
         ends = pairs.offsets[rows + 1]
         zeros_after = np.searchsorted(zeros, ends) - 1 - np.arange(zeros.size)
         # A response with log μ = 0 everywhere has no such run: greedy sampling logged as processed gives that too.

@@ -22,6 +22,7 @@ from foreshock.lint.checks.sampling import SurprisalSums, check_surprisal
 from foreshock.lint.checks.values import RolloutValues
 from foreshock.lint.counting import Counting, Counts, Table
 from foreshock.lint.judging import FALSE_ALARM, Check, Clean, Finding, Judging, NotChecked, Outcome, format_number
+from foreshock.rollouts.arrays import rows_of_positions
 from foreshock.rollouts.schema import LEAST_LOG_PROB
 
 _LEVELS = np.array([-4.0, -6.0, -8.0, -10.0, -14.0])  # log ε
@@ -114,7 +115,7 @@ class UnlikelyTokens(Counts):
         ids = batch.response_token_ids[places].astype(np.int64)
         of_place, level = np.nonzero(mu[places, None] <= _LEVELS)
         keys, places = ids[of_place] * _LEVELS.size + level, places[of_place]
-        rows = np.searchsorted(batch.response_offsets, places, side="right") - 1
+        rows = rows_of_positions(batch.response_offsets, places)
         begins, ends = batch.response_offsets[rows], batch.response_offsets[rows + 1]
         next_masked = False if mask is None else mask[np.minimum(places + 1, mu.size - 1)] == 0
         before_masked = (places + 1 < ends) & next_masked

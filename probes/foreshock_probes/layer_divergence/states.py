@@ -29,6 +29,7 @@ from foreshock.measures.inputs import group_names
 from foreshock.measures.statistics.clusters import clusters_of
 from foreshock.probe_kinds import LAYERS
 from foreshock.rollouts import RolloutBatch
+from foreshock.rollouts.arrays import rows_of_positions
 from foreshock.scorers import SCORERS, VARIANTS
 from foreshock_probes.offers import imported
 from foreshock_probes.scorers.request import (
@@ -150,7 +151,7 @@ def compare_layers(step: int, rollouts: RolloutBatch, files: Mapping[str, Sequen
         )
     pair = _distances(first, second)
     tokens = chosen_states(rollouts, first.shape[0], first.shape[2])
-    rows = np.searchsorted(rollouts.response_offsets, tokens, side="right") - 1
+    rows = rows_of_positions(rollouts.response_offsets, tokens)
     groups = clusters_of(group_names(rollouts.group_ids, rollouts.num_rollouts))[rows]
     finite = np.isfinite(pair).all(axis=0)
     layers, count = compared_layers(pair, floor_of_first, floor_of_second, groups), np.unique(groups[finite]).size

@@ -22,6 +22,7 @@ from foreshock import comparisons, rollouts
 from foreshock.api.runs import Coverage
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import parquet_files, schema
+from foreshock.rollouts.arrays import rows_of_positions
 from foreshock_service.platform import problem, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Shard
@@ -67,7 +68,7 @@ def table_of_tokens(
     group: int = 0,
 ) -> pa.Table:
     """Return a row for each of these tokens of a row group, with a column `log_prob.` of each scorer."""
-    rows = np.searchsorted(batch.response_offsets, tokens, side="right") - 1
+    rows = rows_of_positions(batch.response_offsets, tokens)
     return pa.table(
         {
             "sample_id": pa.array(batch.sample_ids, pa.string()).take(rows),
