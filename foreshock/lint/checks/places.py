@@ -111,7 +111,7 @@ class RolloutsByRow(Table):
 
 class SumsBySize(Table):
     """Uncertain tokens, their k3, and those with the least log-prob of a side in their shard, by |d|, the key: half
-    octaves from 2^−40. Of shards with a large k3 only."""
+    octaves from 2^−40. Of tokens with a k3 above `_LEAST_OF_ENGINE`."""
 
     COLUMNS = ("tokens", "k3", "least")
 
@@ -144,6 +144,12 @@ class Places(Counts):
             of_tokens["turn"] = turns_of_mask(mask, offsets)
             counting.add_example(_OF_MASK, "")
         tokens = _columns(behaviour[positions], target[positions], mask)
+        # Without the tokens above it the mean of the others is below it: smaller ones are nobody's reason.
+        some = np.flatnonzero(tokens.uncertain & (tokens.k3 > _LEAST_OF_ENGINE))
+        sizes = np.log2(np.maximum(np.square(tokens.roots[some]), 2.0 ** (_LOWEST_LEVEL + 1)))
+        sides = (side[positions[some]] for side in (behaviour, target))
+        is_least = np.logical_or.reduce([each <= each.min(initial=0.0) + _FLOOR for each in sides])
+        self.sizes += SumsBySize.of(np.floor(2.0 * (sizes - _LOWEST_LEVEL)), 1.0, tokens.k3[some], is_least)
         segments = _segments(tokens, offsets, of_tokens)
         near_end = np.minimum(_octave(offsets[segments.rows + 1] - 1 - segments.starts), _FAR_FROM_END)
         truncated = truncated_rollouts(batch)[0][rows][segments.rows]
@@ -164,13 +170,7 @@ class Places(Counts):
         _, groups = np.unique(counting.group_keys[rows], return_inverse=True)
         self.sums += SumsByPlace.of_segments(segments, groups, codes)
         count, _, k3, _ = segments.sums.sum(axis=0)
-        # What only a large k3 is explained by costs a healthy shard nothing.
         if k3 > _LEAST_K3 * count:
-            some = np.flatnonzero(tokens.uncertain)
-            sizes = np.log2(np.maximum(np.square(tokens.roots[some]), 2.0 ** (_LOWEST_LEVEL + 1)))
-            sides = (side[positions[some]] for side in (behaviour, target))
-            is_least = np.logical_or.reduce([each <= each.min(initial=0.0) + _FLOOR for each in sides])
-            self.sizes += SumsBySize.of(np.floor(2.0 * (sizes - _LOWEST_LEVEL)), 1.0, tokens.k3[some], is_least)
             of_row = [np.bincount(segments.rows, segments.sums[:, column], rows.size) for column in (0, 2)]
             is_off = of_row[1] > _FAR_OFF * of_row[0]
             self.by_row += RolloutsByRow.of(rows % _ROWS, 1.0, is_off, *of_row, *(each * is_off for each in of_row))
